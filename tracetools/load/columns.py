@@ -1,0 +1,189 @@
+"""Records -> numpy columns with interned names.
+
+In: decoded events that are complete slices, and their times. Out: the columns of `Events` and the tables they point into.
+Ids, streams and sizes that are missing or not numbers become -1 (0 for correlation and external id, as Kineto does).
+Knows nothing of files, time units or what is done with the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tracetools.load.records import NOTHING, Args, Event
+from tracetools.model import Category, Collective, Int32, Int64, Thread, UInt8
+
+T = TypeVar("T", bound=Hashable)
+NO_ARGS = Args()
+INT64_MAX = 2**63 - 1
+
+# `cat` as Kineto wrote it over the years, in lower case. Everything else is Category.OTHER.
+CATEGORIES = {
+    "cpu_op": Category.CPU_OP,
+    "operator": Category.CPU_OP,
+    "user_annotation": Category.USER_ANNOTATION,
+    "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
+    "python_function": Category.PYTHON_FUNCTION,
+    "cuda_runtime": Category.RUNTIME,
+    "cuda_driver": Category.RUNTIME,
+    "hip_runtime": Category.RUNTIME,
+    "hip_driver": Category.RUNTIME,
+    "xpu_runtime": Category.RUNTIME,
+    "xpu_driver": Category.RUNTIME,
+    "runtime": Category.RUNTIME,
+    "driver": Category.RUNTIME,
+    "kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "memset": Category.MEMSET,
+    "cuda_sync": Category.SYNC,
+    "overhead": Category.OVERHEAD,
+}
+_ON_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """`Events` without times, and its tables."""
+
+    name: Int32
+    category: UInt8
+    thread: Int32
+    correlation: Int64
+    external_id: Int64
+    device: Int32
+    stream: Int64
+    size: Int64
+    dims: Int32
+    python_id: Int64
+    python_parent: Int64
+    collective: Int32
+    names: tuple[str, ...]
+    thread_keys: tuple[tuple[str, str], ...]
+    dim_texts: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+
+
+def make_columns(events: Sequence[Event]) -> Columns:
+    """Columns of `events`, in their order."""
+    args = [e.args or NO_ARGS for e in events]
+    category = _categories([e.cat for e in events])
+    names, name = _intern([e.name for e in events])
+    thread_keys, thread = _intern([(e.pid, e.tid) for e in events])
+    dim_texts, dims = _intern_optional([None if a.dims is NOTHING else bytes(a.dims) for a in args])
+    collectives, collective = _intern_optional([_collective(a) if a.collective is not None else None for a in args])
+    on_device = np.isin(category, _ON_DEVICE)
+    device = np.where(on_device, _device(events, args), -1).astype(np.int32)
+    return Columns(
+        name=name,
+        category=category,
+        thread=thread,
+        correlation=_integers([a.correlation for a in args], 0),
+        external_id=_integers([a.external_id for a in args], 0),
+        device=device,
+        stream=np.where(on_device, _stream(events, args), -1),
+        size=_integers([a.bytes for a in args], -1),
+        dims=dims,
+        python_id=_integers([a.python_id for a in args], -1),
+        python_parent=_integers([a.python_parent for a in args], -1),
+        collective=collective,
+        names=names,
+        thread_keys=tuple((str(p), str(t)) for p, t in thread_keys),
+        dim_texts=tuple(d.decode("utf-8", "replace") for d in dim_texts),
+        collectives=collectives,
+    )
+
+
+def _categories(cats: Sequence[str]) -> UInt8:
+    code = {cat: CATEGORIES.get(cat.lower(), Category.OTHER) for cat in set(cats)}
+    return np.fromiter(map(code.__getitem__, cats), np.uint8, len(cats))
+
+
+def _intern(values: Sequence[T]) -> tuple[tuple[T, ...], Int32]:
+    """(distinct values in order of appearance, index of each value among them)."""
+    index = {value: i for i, value in enumerate(dict.fromkeys(values))}
+    return tuple(index), np.fromiter(map(index.__getitem__, values), np.int32, len(values))
+
+
+def _intern_optional(values: Sequence[T | None]) -> tuple[tuple[T, ...], Int32]:
+    """Like _intern; None gets -1 and no entry."""
+    index: dict[T | None, int] = {v: i for i, v in enumerate(dict.fromkeys(v for v in values if v is not None))}
+    present = tuple(v for v in index if v is not None)
+    index[None] = -1
+    return present, np.fromiter(map(index.__getitem__, values), np.int32, len(values))
+
+
+def _integers(values: Sequence[Any], missing: int) -> Int64:
+    """Column of integers; anything that is not one (text that is a number is) becomes `missing`."""
+    kinds = set(map(type, values))
+    if kinds == {type(None)}:
+        return np.full(len(values), missing, np.int64)
+    if kinds == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:  # an id beyond 64 bits
+            pass
+    elif kinds == {int, type(None)}:
+        try:
+            return np.fromiter((missing if v is None else v for v in values), np.int64, len(values))
+        except OverflowError:
+            pass
+    return np.array([_integer(v, missing) for v in values], np.int64)
+
+
+def _integer(value: Any, missing: int) -> int:
+    if isinstance(value, str):
+        digits = value.strip().removeprefix("stream ").strip()
+        value = int(digits) if digits.isdecimal() else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and abs(value) <= INT64_MAX else missing
+
+
+def _stream(events: Sequence[Event], args: Sequence[Args]) -> Int64:
+    """args.stream, else the row's tid: device rows are one per stream."""
+    stream = _integers([a.stream for a in args], -1)
+    return _fill(stream, lambda row: events[row].tid)
+
+
+def _device(events: Sequence[Event], args: Sequence[Args]) -> Int64:
+    device = _integers([a.device for a in args], -1)
+    return _fill(device, lambda row: events[row].pid)
+
+
+def _fill(column: Int64, other: Callable[[int], Any]) -> Int64:
+    for row in np.flatnonzero(column < 0) if np.count_nonzero(column < 0) < len(column) else ():
+        column[row] = _integer(other(int(row)), -1)
+    return column
+
+
+def _collective(args: Args) -> Collective:
+    return Collective(
+        name=_text(args.collective),
+        group=_text(args.group),
+        group_description=_text(args.group_description),
+        group_ranks=_text(args.group_ranks),
+        group_size=_number(args.group_size),
+        in_elements=_number(args.in_elements),
+        out_elements=_number(args.out_elements),
+        dtype=_text(args.dtype),
+        sequence=_number(args.sequence),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _number(value: Any) -> int | None:
+    found = _integer(value, -1)
+    return found if found >= 0 else None
+
+
+def make_threads(keys: Sequence[tuple[str, str]], names: dict[tuple[str, str], str]) -> tuple[Thread, ...]:
+    """Threads with the names that the file's metadata gives them."""
+    return tuple(Thread(pid, tid, names.get((pid, tid), "")) for pid, tid in keys)

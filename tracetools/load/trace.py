@@ -1,0 +1,175 @@
+"""One trace file -> `Trace`.
+
+In: a path. Out: its slices in columns, sorted, in exact nanoseconds, with what the file says about itself and a count
+of everything that was rejected or repaired. Knows nothing of other files, steps or causes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracetools.errors import TracetoolsError
+from tracetools.load.columns import Columns, make_columns, make_threads
+from tracetools.load.document import Document, parse_document
+from tracetools.load.info import trace_info
+from tracetools.load.records import Event, EventTimes
+from tracetools.load.source import read_text
+from tracetools.load.times import LONGEST_NS, TimesNeedText, from_numbers, from_text, text_of
+from tracetools.model import Bool, Category, Events, Int64, Problem, Trace
+
+DEVICE_CODES = (int(Category.KERNEL), int(Category.MEMCPY), int(Category.MEMSET))
+
+
+def read_trace(path: Path) -> Trace:
+    """Raises TracetoolsError naming the file where it cannot be read, is no trace, or holds no slice."""
+    text, problems = read_text(path)
+    document = parse_document(text, Event, path)
+    slices, start, end, usable, time_problems = _slices(document, text, path)
+    if not slices:
+        raise TracetoolsError(
+            f"{path}: no events with a duration. Was anything recorded (profiler schedule, wait/warmup longer than the job)?"
+        )
+    columns = make_columns(slices)
+    keep, rejected = _sane(columns, start, end, usable)
+    if not keep.any():
+        raise TracetoolsError(f"{path}: none of its {len(slices)} events has a usable time: {_list(rejected)}.")
+    info = trace_info(document.top, path)
+    origin, events = _sorted_events(columns, start, end, keep)
+    return Trace(
+        file=path.name,
+        events=events,
+        names=columns.names,
+        threads=make_threads(columns.thread_keys, _thread_names(document.events)),
+        dims=columns.dim_texts,
+        collectives=columns.collectives,
+        info=info,
+        origin_ns=origin + (info.base_ns or 0),
+        problems=(*problems, *document.problems, *time_problems, *rejected),
+    )
+
+
+def _list(problems: Sequence[Problem]) -> str:
+    return "; ".join(f"{p.count} x {p.detail}" for p in problems)
+
+
+def _slices(document: Document[Event], text: bytes, path: Path) -> tuple[list[Event], Int64, Int64, Bool, list[Problem]]:
+    """Complete slices (X events, and B/E pairs made whole) with start, end and whether these are numbers."""
+    complete = [e for e in document.events if e.ph == "X"]
+    times: Document[EventTimes] | None = None
+    try:
+        start, end, usable = from_numbers([e.ts for e in complete], [e.dur for e in complete])
+    except TimesNeedText:
+        times = parse_document(text, EventTimes, path)
+        rows = [e for e in times.events if e.ph == "X"]
+        start, end, usable = from_text([text_of(e.ts) for e in rows], [text_of(e.dur) for e in rows])
+    if not any(e.ph in "BE" and e.ph for e in document.events):
+        return complete, start, end, usable, []
+    paired, pair_start, pair_end, problems = _pair_begin_end(document.events, int(end.max()) if len(end) else 0)
+    return (
+        complete + paired,
+        np.concatenate([start, pair_start]),
+        np.concatenate([end, pair_end]),
+        np.concatenate([usable, np.ones(len(paired), np.bool_)]),
+        problems,
+    )
+
+
+def _pair_begin_end(events: Sequence[Event], latest: int) -> tuple[list[Event], Int64, Int64, list[Problem]]:
+    """B and E events as slices. A begin that is never ended lasts to its thread's last time; a lone end is counted."""
+    marks = [e for e in events if e.ph in ("B", "E")]
+    at, _, usable = _mark_times(marks)
+    stacks: dict[tuple[str, str], list[tuple[Event, int]]] = defaultdict(list)
+    last: dict[tuple[str, str], int] = {}
+    done: list[tuple[Event, int, int]] = []
+    lone_ends = 0
+    for row in np.argsort(at, kind="stable"):
+        event, time = marks[row], int(at[row])
+        if not usable[row]:
+            continue
+        key = (str(event.pid), str(event.tid))
+        last[key] = max(last.get(key, time), time)
+        if event.ph == "B":
+            stacks[key].append((event, time))
+        elif stacks[key]:
+            begin, began = stacks[key].pop()
+            done.append((begin, began, time))
+        else:
+            lone_ends += 1
+    unfinished = [(event, began, last[key]) for key, stack in stacks.items() for event, began in stack]
+    done += unfinished
+    problems = [
+        Problem("end_without_begin", lone_ends, "E events without a B, ignored"),
+        Problem("unfinished", len(unfinished), "B events that never end, extended to their thread's last time"),
+        Problem("no_time", int((~usable).sum()), "B or E events without a time, dropped"),
+    ]
+    slices = [d[0] for d in done]
+    start = np.array([d[1] for d in done], np.int64)
+    end = np.array([d[2] for d in done], np.int64)
+    return slices, start, end, [p for p in problems if p.count]
+
+
+def _mark_times(marks: Sequence[Event]) -> tuple[Int64, Int64, Bool]:
+    try:
+        return from_numbers([e.ts for e in marks], [0] * len(marks))
+    except TimesNeedText:
+        return from_text([str(e.ts).encode() for e in marks], [b"0"] * len(marks))
+
+
+def _sane(columns: Columns, start: Int64, end: Int64, usable: Bool) -> tuple[Bool, list[Problem]]:
+    """Which slices can be believed, and what the others are."""
+    device = np.isin(columns.category, DEVICE_CODES)
+    backwards = usable & (end < start)
+    endless = usable & (end - start > LONGEST_NS)
+    keep = usable & ~backwards & ~endless
+    zero = keep & device & (start == 0) & (end == 0) & _far_from_zero(start[keep & (start != 0)], end[keep])
+    counts = {
+        "no_time": (~usable, "events without a numeric ts and dur"),
+        "unfinished": (backwards & ~device, "host events with a negative duration: they had not ended"),
+        "negative_duration": (backwards & device, "device events with a negative duration"),
+        "endless": (endless, "events longer than 104 days"),
+        "zero_time": (zero, "device events at ts 0 with no duration: invalid records"),
+    }
+    problems = [Problem(k, int(m.sum()), f"{what}, rejected") for k, (m, what) in counts.items() if m.any()]
+    return keep & ~zero, problems
+
+
+def _far_from_zero(start: Int64, end: Int64) -> bool:
+    """Is time 0 farther from the recording than the recording is long?"""
+    return bool(len(start)) and int(start.min()) > int(end.max() - start.min())
+
+
+def _sorted_events(columns: Columns, start: Int64, end: Int64, keep: Bool) -> tuple[int, Events]:
+    """(the first start, events relative to it in order of start, longer first, file order)."""
+    rows = np.flatnonzero(keep)
+    origin = int(start[rows].min())
+    order = rows[np.lexsort((-end[rows], start[rows]))]
+    return origin, Events(
+        start=start[order] - origin,
+        end=end[order] - origin,
+        name=columns.name[order],
+        category=columns.category[order],
+        thread=columns.thread[order],
+        correlation=columns.correlation[order],
+        external_id=columns.external_id[order],
+        device=columns.device[order],
+        stream=columns.stream[order],
+        size=columns.size[order],
+        dims=columns.dims[order],
+        python_id=columns.python_id[order],
+        python_parent=columns.python_parent[order],
+        collective=columns.collective[order],
+    )
+
+
+def _thread_names(events: Sequence[Event]) -> dict[tuple[str, str], str]:
+    named: dict[tuple[str, str], str] = {}
+    for e in events:
+        if e.ph == "M" and e.name == "thread_name" and e.args is not None:
+            label: Any = e.args.name
+            named[str(e.pid), str(e.tid)] = str(label or "")
+    return named
