@@ -1,0 +1,114 @@
+"""What a process computes on, instant by instant: device work, or the host's operators where there is no device.
+
+In: a classified trace and the profile. Out: `Activity`, four disjoint sets of instants. On a device they are unions over all
+streams. On a CPU-only timeline an instant is compute when the innermost operator of a training thread is no
+collective, communication when a collective runs, and idle otherwise (Python between operators).
+Knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracetools.classify import COMM, COMPUTE, MEMORY, Classified, names_where
+from tracetools.intervals import EMPTY, NONE, Spans, Timeline, innermost, merge, union
+from tracetools.model import Bool, Category, DeviceSpan, Int64
+from tracetools.stackprofile import StackProfile, any_match
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activity:
+    """`kernels` is compute and communication together, `busy` all work. Classes: one row per piece of work that has a class."""
+
+    compute: Spans
+    comm: Spans
+    kernels: Spans
+    busy: Spans
+    on_device: bool
+    kernel_starts: Int64  # of kernels (of operators on a CPU), in order
+
+
+def activity_of(classified: Classified, profile: StackProfile) -> Activity:
+    return _device_activity(classified) if len(classified.work) else _host_activity(classified, profile)
+
+
+def _device_activity(classified: Classified) -> Activity:
+    work = classified.work
+    compute = union(work.start[work.kind == COMPUTE], work.end[work.kind == COMPUTE])
+    comm = union(work.start[work.kind == COMM], work.end[work.kind == COMM])
+    kernels = merge(compute, comm)
+    return Activity(compute, comm, kernels, union(work.start, work.end), True, work.start[work.kind != MEMORY])
+
+
+def _host_activity(classified: Classified, profile: StackProfile) -> Activity:
+    ev = classified.trace.events
+    collective = collective_names(classified, profile)[ev.name]
+    annotated = collective & (ev.category == Category.USER_ANNOTATION)
+    comm_parts = [union(ev.start[annotated], ev.end[annotated])]
+    compute_parts = [EMPTY]
+    for thread in training_threads(classified, collective):
+        line = operator_timeline(classified, thread, collective)
+        compute_parts.append(spans_of(line, 0))
+        comm_parts.append(spans_of(line, 1))
+    compute, comm = merge(*compute_parts), merge(*comm_parts)
+    busy = merge(compute, comm)
+    operators = ev.where(Category.CPU_OP)
+    return Activity(compute, comm, busy, busy, False, ev.start[operators])
+
+
+def collective_names(classified: Classified, profile: StackProfile) -> Bool:
+    """Which names are collectives on the host (one per distinct name)."""
+    return names_where(classified.trace, lambda n: any_match(profile.collectives, n))
+
+
+def training_threads(classified: Classified, collective: Bool) -> list[int]:
+    """Threads that run operators, except those that only serve collectives (gloo's own).
+
+    `collective` says of each event whether its name is a collective.
+    """
+    ev = classified.trace.events
+    operators = ev.category == Category.CPU_OP
+    serving = collective & (ev.category == Category.USER_ANNOTATION)
+    threads = np.unique(ev.thread[operators & ~collective])
+    served = np.unique(ev.thread[serving])
+    own = np.unique(ev.thread[(ev.category == Category.USER_ANNOTATION) & ~collective])
+    return [int(t) for t in threads if t not in served or t in own]
+
+
+def operator_timeline(classified: Classified, thread: int, value: Bool | Int64) -> Timeline:
+    """`value` (one per event) of the innermost operator of a thread at every instant."""
+    ev = classified.trace.events
+    rows = np.flatnonzero((ev.category == Category.CPU_OP) & (ev.thread == thread))
+    return innermost(ev.start[rows], ev.end[rows], value[rows].astype(np.int64))
+
+
+def spans_of(line: Timeline, value: int) -> Spans:
+    """When a timeline has a value. Its last entry must be NONE (nothing lasts for ever)."""
+    here = np.flatnonzero(line.value[:-1] == value)
+    return union(line.at[here], line.at[here + 1])
+
+
+def device_span(classified: Classified, activity: Activity) -> DeviceSpan | None:
+    """From the first device work to the end of the last, whatever the steps. None without a device."""
+    work, ev = classified.work, classified.trace.events
+    if not len(work):
+        return None
+    category = ev.category[work.row]
+    span = int(work.end.max() - work.start.min())
+    return DeviceSpan(
+        span_ns=span,
+        busy_ns=activity.busy.total,
+        compute_ns=activity.compute.total,
+        comm_ns=activity.comm.total,
+        exposed_comm_ns=activity.kernels.total - activity.compute.total,
+        exposed_memory_ns=activity.busy.total - activity.kernels.total,
+        idle_ns=span - activity.busy.total,
+        kernels=int((category == Category.KERNEL).sum()),
+        memcpys=int((category == Category.MEMCPY).sum()),
+        memsets=int((category == Category.MEMSET).sum()),
+    )
+
+
+__all__ = ["NONE", "Activity", "activity_of", "collective_names", "device_span", "operator_timeline", "spans_of", "training_threads"]

@@ -1,0 +1,104 @@
+"""The whole way for a run: every process through every stage.
+
+In: a `Run` (or two) and a stack profile. Out: `RunBreakdown`, `Diff`. The public functions `analyze`, `compare`, `write_report`.
+Knows the order of the stages and which process drives which; each stage knows only its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracetools.activity import activity_of
+from tracetools.breakdown import Explained, break_down
+from tracetools.classify import Classified, classify
+from tracetools.gaps import DriverView, explain, own_methods
+from tracetools.intervals import EMPTY, NONE, Spans, merge, union
+from tracetools.model import Process, Run, RunBreakdown
+from tracetools.stackprofile import DEFAULT_PROFILE, StackProfile, load_profile
+from tracetools.steps import Markers, find_markers, find_steps
+
+if TYPE_CHECKING:
+    from tracetools.diff import Diff
+
+DRIVEN = ("policy", "generation", "other")
+
+
+def profile_for(run: Run, profile: StackProfile | None = None) -> StackProfile:
+    """The profile asked for, else the one the run was recorded with, else the generic one."""
+    return profile or load_profile(run.stack or DEFAULT_PROFILE)
+
+
+def explain_run(run: Run, profile: StackProfile | None = None) -> list[Explained]:
+    """All stages for all processes, in the order of run.processes."""
+    rules = profile_for(run, profile)
+    classified = {id(p): classify(p.trace, rules) for p in run.processes}
+    markers = {id(p): find_markers(classified[id(p)], rules) for p in run.processes}
+    driver = run.driver
+    methods = {id(p): own_methods(classified[id(p)]) for p in run.processes} if driver else {}
+    found = []
+    for process in run.processes:
+        mine = classified[id(process)]
+        view, marks = None, markers[id(process)]
+        if driver is not None and _is_driven(process, driver):
+            peers = [methods[id(p)] for p in run.processes if p is not process and _is_driven(p, driver)]
+            view = _driver_view(classified[id(driver)], markers[id(driver)], rules, peers)
+            marks = _drivers_markers(marks, markers[id(driver)])
+        steps = find_steps(mine, marks)
+        activity = activity_of(mine, rules)
+        found.append(Explained(process, mine, activity, steps, explain(mine, activity, steps, rules, view)))
+    return found
+
+
+def _is_driven(process: Process, driver: Process) -> bool:
+    """On the driver's host and clock, and doing its work."""
+    same_clock = process.clock_placed and driver.clock_placed and process.host == driver.host
+    return process is not driver and process.role in DRIVEN and same_clock
+
+
+def _driver_view(driver: Classified, markers: Markers, rules: StackProfile, peers: list[Spans]) -> DriverView:
+    return DriverView(
+        line=driver.regions.timeline(markers.thread),
+        names=driver.regions.names,
+        waits=rules.waits,
+        in_steps=union(markers.start, markers.end),
+        others_active=merge(*peers) if peers else EMPTY,
+    )
+
+
+def _drivers_markers(own: Markers, drivers: Markers) -> Markers:
+    """The driver's steps are its workers' steps; the worker's own thread stays the one that is looked at."""
+    if not len(drivers):
+        return own
+    thread = own.thread if own.thread != NONE else drivers.thread
+    return Markers(drivers.name, drivers.start, drivers.end, thread, f"the driver's {drivers.source}")
+
+
+def analyze(run: Run, profile: StackProfile | None = None) -> RunBreakdown:
+    """Partition, causes and classes of every process of a run."""
+    rules = profile_for(run, profile)
+    found = explain_run(run, rules)
+    infos = [p.trace.info for p in run.processes]
+    return RunBreakdown(
+        path=run.path,
+        stack=run.stack,
+        processes=tuple(break_down(f, rules) for f in found),
+        problems=run.problems,
+        profiler=tuple(sorted({flag for info in infos for flag in info.profiler})),
+        devices=tuple(dict.fromkeys(d for info in infos for d in info.devices)),
+    )
+
+
+def compare(a: RunBreakdown, b: RunBreakdown, *, skip: int = 0) -> Diff:
+    """Explain the difference between two analysed runs (see tracetools.diff)."""
+    from tracetools.diff import diff
+
+    return diff(a, b, skip=skip)
+
+
+def write_report(result: RunBreakdown | Diff, path: Path | str) -> None:
+    """Write a result as JSON (design of the keys: docs/json.md) to `path`, atomically."""
+    from tracetools.output import write_atomically
+    from tracetools.render.jsonout import render
+
+    write_atomically(Path(path), render(result))

@@ -1,0 +1,136 @@
+"""The command line.
+
+In: arguments. Out: text on the terminal, files, an exit status. The one place where errors become messages and where
+results are printed. Loads nothing heavy before a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tracetools import __version__
+from tracetools.errors import EXIT_OK, TracetoolsError
+
+if TYPE_CHECKING:
+    from tracetools.diff import Diff
+    from tracetools.model import Run, RunBreakdown
+    from tracetools.stackprofile import StackProfile
+
+
+class Commands(click.Group):
+    """Shows errors of ours as messages with their exit status, never as tracebacks."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TracetoolsError as error:
+            click.echo(f"tracetools: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="tracetools")
+def main() -> None:
+    """Where does a training step's time go, and why is the same model slower in another stack?
+
+    TRACE, A and B below are a trace file (.json, .json.gz), a folder of them, or a run folder of `tracetools collect`.
+    """
+
+
+trace_argument = click.argument("trace", type=click.Path(path_type=Path))
+profile_option = click.option("--profile", metavar="NAME", help="Stack profile: a name, or the path of a TOML file.")
+json_option = click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for the terminal.")
+
+
+@main.command()
+@trace_argument
+@profile_option
+def info(trace: Path, profile: str | None) -> None:
+    """What is in a trace or a run: processes, steps, device, coverage, faults found."""
+    from tracetools.render.terminal import print_info
+
+    run = _load(trace)
+    print_info(run, _analyze(run, profile))
+
+
+@main.command()
+@trace_argument
+@profile_option
+@json_option
+def breakdown(trace: Path, profile: str | None, json_file: str | None) -> None:
+    """Per rank and step: compute, exposed communication, memory, idle time and its causes, kernel classes."""
+    from tracetools.render.terminal import print_breakdown  # noqa
+
+    result = _analyze(_load(trace), profile)
+    if json_file:
+        _write_json(result, json_file)
+    else:
+        print_breakdown(result)
+
+
+@main.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@profile_option
+@json_option
+@click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N steps of both sides.")
+def diff(a: Path, b: Path, profile: str | None, json_file: str | None, skip: int) -> None:
+    """Why is B's step longer or shorter than A's? Parts that sum to the difference, to the nanosecond."""
+    from tracetools.analysis import compare
+    from tracetools.render.terminal import print_diff
+
+    result = compare(_analyze(_load(a), profile), _analyze(_load(b), profile), skip=skip)
+    if json_file:
+        _write_json(result, json_file)
+    if json_file != "-":
+        print_diff(result)
+
+
+def _profile(name: str | None) -> StackProfile | None:
+    from tracetools.stackprofile import load_profile
+
+    return load_profile(name) if name else None
+
+
+def _load(path: Path) -> Run:
+    from tracetools.load import load_run
+
+    with _progress() as progress:
+        return load_run(path, progress)
+
+
+def _analyze(run: Run, profile: str | None) -> RunBreakdown:
+    from tracetools.analysis import analyze
+
+    return analyze(run, _profile(profile))
+
+
+def _write_json(result: RunBreakdown | Diff, target: str) -> None:
+    from tracetools.analysis import write_report
+    from tracetools.render.jsonout import render
+
+    if target == "-":
+        sys.stdout.buffer.write(render(result))
+    else:
+        write_report(result, target)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on a terminal, nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tracetools.render.terminal import progress_bar
+
+    with progress_bar() as update:
+        yield update
+
+
+__all__ = ["EXIT_OK", "main"]
