@@ -148,8 +148,9 @@ def _broken(text: bytes, event_type: type[E], path: Path, error: msgspec.DecodeE
     if counts:
         try:
             found = _strict(mended, event_type)
-        except msgspec.DecodeError:
-            found = _truncated(mended, event_type) or _by_event(mended, event_type, path, error)
+        except msgspec.DecodeError as second:
+            cut = _truncated(mended, event_type) if _TRUNCATED in str(second) else None
+            found = cut or _by_event(mended, event_type, path, error)
         return Document(found.events, found.top, problems + found.problems)
     return _by_event(mended, event_type, path, error)
 
@@ -167,6 +168,8 @@ def _truncated(text: bytes, event_type: type[E], tries: int = 12) -> Document[E]
         except msgspec.DecodeError:
             continue
         lost = text[at + 1 :].strip(b" \t\r\n,]}")
+        if _BOUNDARY.search(b"}" + lost[1:]):
+            return None  # more than the last event would go: something else is wrong in it
         if not lost and closing == b"]":
             return found  # a bare array may stay open, with or without a last comma
         what = "last event dropped" if lost else "no event lost"

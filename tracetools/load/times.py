@@ -100,8 +100,10 @@ def _exact_pair(ts_text: bytes, dur_text: bytes) -> tuple[int, int] | None:
 
 
 def _in_range(start: int, end: int) -> tuple[int, int] | None:
-    limit = 2**62
-    return (start, end) if -limit < start < limit and -limit < end < limit else None
+    """None for a start beyond 64 bits; a length beyond LONGEST_NS is cut to just beyond it, which is as wrong and fits."""
+    if abs(start) >= 2**62:
+        return None
+    return start, min(max(end, start - LONGEST_NS - 1), start + LONGEST_NS + 1)
 
 
 def _round(us: Decimal) -> int:
