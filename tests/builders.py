@@ -19,7 +19,9 @@ MAIN = 100  # tid of the main thread
 HOST = 1000  # pid of the process
 
 
-def x(name: str, cat: str, ts: float | str, dur: float | str, *, tid: Any = MAIN, pid: Any = HOST, **args: Any) -> Event:
+def x(
+    name: str, cat: str, ts: float | str, dur: float | str, *, tid: Any = MAIN, pid: Any = HOST, **args: Any
+) -> Event:
     return {"ph": "X", "name": name, "cat": cat, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
@@ -28,7 +30,17 @@ def kernel(name: str, ts: float, dur: float, corr: int = 0, *, stream: int = 7, 
 
 
 def memcpy(ts: float, dur: float, corr: int = 0, *, stream: int = 7) -> Event:
-    return x("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", ts, dur, pid=0, tid=stream, device=0, stream=stream, correlation=corr)
+    return x(
+        "Memcpy HtoD (Pinned -> Device)",
+        "gpu_memcpy",
+        ts,
+        dur,
+        pid=0,
+        tid=stream,
+        device=0,
+        stream=stream,
+        correlation=corr,
+    )
 
 
 def launch(ts: float, corr: int, dur: float = 2, *, name: str = "cudaLaunchKernel", tid: int = MAIN) -> Event:
@@ -49,7 +61,13 @@ def step(number: int, ts: float, dur: float) -> Event:
 
 def document(events: Sequence[Event], *, rank: int | None = 0, world: int = 1, **top: Any) -> dict[str, Any]:
     info = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world}}
-    return {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "Test GPU"}], **info, **top, "traceEvents": list(events)}
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "Test GPU"}],
+        **info,
+        **top,
+        "traceEvents": list(events),
+    }
 
 
 def write(path: Path, events: Sequence[Event], **options: Any) -> Path:

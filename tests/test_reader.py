@@ -60,7 +60,17 @@ def zipped(tmp_path: Path, *names: str) -> bytes:
         json.dumps(EVENTS).encode()[:-1],
         json.dumps(EVENTS).encode()[:-1] + b",\n",
     ],
-    ids=["plain", "bom", "utf-16", "gzip", "two members", "padded gzip", "bare array", "open array", "open array, comma"],
+    ids=[
+        "plain",
+        "bom",
+        "utf-16",
+        "gzip",
+        "two members",
+        "padded gzip",
+        "bare array",
+        "open array",
+        "open array, comma",
+    ],
 )
 def test_every_container_gives_the_same_events(tmp_path: Path, data: bytes) -> None:
     assert kernels(read(tmp_path, data)) == WANTED
@@ -188,7 +198,13 @@ def test_begin_and_end_events_become_slices(tmp_path: Path) -> None:
     def mark(ph: str, ts: float, name: str, tid: int = 5) -> dict[str, object]:
         return {"ph": ph, "ts": ts, "name": name, "cat": "user", "pid": 9, "tid": tid}
 
-    events = [mark("B", 0, "outer"), mark("B", 10, "inner"), mark("E", 30, ""), mark("B", 4, "other", 6), mark("E", 5, "other", 6)]
+    events = [
+        mark("B", 0, "outer"),
+        mark("B", 10, "inner"),
+        mark("E", 30, ""),
+        mark("B", 4, "other", 6),
+        mark("E", 5, "other", 6),
+    ]
     events += [mark("E", 100, "outer"), mark("E", 110, "orphan"), mark("B", 120, "open"), mark("E", 2, "early", 7)]
     trace = read(tmp_path, json.dumps(events).encode())
     ev = trace.events
@@ -229,7 +245,12 @@ def test_equal_starts_are_ordered_longer_first_then_as_in_the_file(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("rank-3.json", 3), ("x_rank11.pt.trace.json", 11), ("worker4_step_12.169.pt.trace.json", 4), ("num_workers_0.json", None)],
+    [
+        ("rank-3.json", 3),
+        ("x_rank11.pt.trace.json", 11),
+        ("worker4_step_12.169.pt.trace.json", 4),
+        ("num_workers_0.json", None),
+    ],
 )
 def test_rank_from_the_files_name(tmp_path: Path, name: str, rank: int | None) -> None:
     trace = read(tmp_path, json.dumps(document(EVENTS, rank=None)).encode(), name)

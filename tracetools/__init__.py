@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from tracetools.load import load_run
     from tracetools.stackprofile import StackProfile
 
-__all__ = ["StackProfile", "TracetoolsError", "__version__", "analyze", "compare", "load_run", "region", "step", "write_report"]
+__all__ = [
+    "StackProfile",
+    "TracetoolsError",
+    "__version__",
+    "analyze",
+    "compare",
+    "load_run",
+    "region",
+    "step",
+    "write_report",
+]
 
 _HOME = {
     "StackProfile": "tracetools.stackprofile",

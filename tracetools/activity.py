@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracetools.classify import COMM, COMPUTE, MEMORY, Classified, names_where
-from tracetools.intervals import EMPTY, NONE, Spans, Timeline, innermost, merge, union
+from tracetools.intervals import EMPTY, Spans, Timeline, innermost, merge, union
 from tracetools.model import Bool, Category, DeviceSpan, Int64
 from tracetools.stackprofile import StackProfile, any_match
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activity:
-    """`kernels` is compute and communication together, `busy` all work. Classes: one row per piece of work that has a class."""
+    """`kernels` is compute and communication together, `busy` all work."""
 
     compute: Spans
     comm: Spans
@@ -109,6 +109,3 @@ def device_span(classified: Classified, activity: Activity) -> DeviceSpan | None
         memcpys=int((category == Category.MEMCPY).sum()),
         memsets=int((category == Category.MEMSET).sum()),
     )
-
-
-__all__ = ["NONE", "Activity", "activity_of", "collective_names", "device_span", "operator_timeline", "spans_of", "training_threads"]

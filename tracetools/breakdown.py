@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracetools.activity import Activity, collective_names, device_span, operator_timeline, training_threads
 from tracetools.classify import COMM, MEMORY, Classified
 from tracetools.gaps import DRIVER, KINDS, UNKNOWN, Gaps, Segments
-from tracetools.intervals import NONE, Spans, clip, covered, innermost, overlay
+from tracetools.intervals import NONE, clip, covered, innermost, overlay
 from tracetools.model import (
     Card,
     Category,
@@ -31,6 +32,8 @@ from tracetools.model import (
 )
 from tracetools.stackprofile import StackProfile
 from tracetools.steps import Steps
+
+Strings = NDArray[np.str_]
 
 FILLED_BY = 3  # operators named for host time without a region
 OUTLIER = 2.0  # a step this many times the median of the others is pointed out
@@ -92,7 +95,9 @@ def _steps(found: Explained) -> tuple[StepBreakdown, ...]:
     for i, step in enumerate(steps.steps):
         idle = int(wall[i] - busy[i])
         if sum(c.ns for c in causes[i]) != idle:
-            raise AssertionError(f"{process.trace.file}, {step.name}: causes sum to {sum(c.ns for c in causes[i])}, idle is {idle}")
+            raise AssertionError(
+                f"{process.trace.file}, {step.name}: causes sum to {sum(c.ns for c in causes[i])}, idle is {idle}"
+            )
         rows.append(
             StepBreakdown(
                 name=step.name,
@@ -141,7 +146,9 @@ def _causes(found: Explained) -> list[tuple[Cause, ...]]:
 def _filled_by(found: Explained) -> Mapping[int, tuple[tuple[str, int], ...]]:
     """Per step, the operators and runtime calls that fill most of the own host time that has no region."""
     segments = found.gaps.segments
-    mine = segments.take((segments.kind == KINDS.index("host")) & (segments.region == NONE) & (segments.process != DRIVER))
+    mine = segments.take(
+        (segments.kind == KINDS.index("host")) & (segments.region == NONE) & (segments.process != DRIVER)
+    )
     totals: dict[int, Counter[str]] = {}
     for thread in np.unique(mine.thread):
         _add_fillers(found, mine.take(mine.thread == thread), int(thread), totals)
@@ -156,7 +163,9 @@ def _add_fillers(found: Explained, segments: Segments, thread: int, totals: dict
     rows = rows[touching]
     pieces = overlay(segments.spans, innermost(ev.start[rows], ev.end[rows], ev.name[rows].astype(np.int64)))
     step = segments.step[pieces.parent]
-    for s, name, ns in zip(step.tolist(), pieces.value.tolist(), (pieces.spans.end - pieces.spans.start).tolist(), strict=True):
+    for s, name, ns in zip(
+        step.tolist(), pieces.value.tolist(), (pieces.spans.end - pieces.spans.start).tolist(), strict=True
+    ):
         if name != NONE:
             totals.setdefault(s, Counter())[trace.names[name]] += ns
 
@@ -164,17 +173,17 @@ def _add_fillers(found: Explained, segments: Segments, thread: int, totals: dict
 def _kernel_classes(found: Explained, profile: StackProfile) -> tuple[KernelClass, ...]:
     """Within the steps: pieces of work by the step that holds their start, time clipped to the steps."""
     lo, hi = int(found.steps.edges[0]), int(found.steps.edges[-1])
-    name, start, end = _classed_work(found, profile, lo, hi)
+    name, row, start, end = _classed_work(found, profile, lo, hi)
     totals: dict[str, list[int]] = {}
     for cls in np.unique(name):
         mine = name == cls
-        totals[str(cls)] = [int(mine.sum()), int((end[mine] - start[mine]).sum())]
+        totals[str(cls)] = [len(np.unique(row[mine])), int((end[mine] - start[mine]).sum())]
     rows = [KernelClass(cls, count, ns) for cls, (count, ns) in totals.items()]
     return tuple(sorted(rows, key=lambda k: (-k.total_ns, k.name)))
 
 
-def _classed_work(found: Explained, profile: StackProfile, lo: int, hi: int) -> tuple[Int64, Int64, Int64]:
-    """(class, start, end) of the work that begins in [lo, hi)."""
+def _classed_work(found: Explained, profile: StackProfile, lo: int, hi: int) -> tuple[Strings, Int64, Int64, Int64]:
+    """(class, row, start, end) of the work that begins in [lo, hi)."""
     trace, work = found.process.trace, found.classified.work
     if not found.activity.on_device:
         return _classed_operators(found, profile, lo, hi)
@@ -182,16 +191,19 @@ def _classed_work(found: Explained, profile: StackProfile, lo: int, hi: int) -> 
     cls = by_name[trace.events.name[work.row]]
     cls = np.where(work.kind == COMM, "communication", np.where(work.kind == MEMORY, "memory", cls)).astype(str)
     inside = (work.start >= lo) & (work.start < hi)
-    return cls[inside], work.start[inside], work.end[inside]
+    return cls[inside], work.row[inside], work.start[inside], work.end[inside]
 
 
-def _classed_operators(found: Explained, profile: StackProfile, lo: int, hi: int) -> tuple[Int64, Int64, Int64]:
-    """On a CPU: the time in which each operator is the innermost one, by class. Counted once per such stretch."""
+def _classed_operators(
+    found: Explained, profile: StackProfile, lo: int, hi: int
+) -> tuple[Strings, Int64, Int64, Int64]:
+    """On a CPU: the stretches of time in which each operator is the innermost one; an operator may have several."""
     trace, classified = found.process.trace, found.classified
     ev = trace.events
     collective = collective_names(classified, profile)
     by_name = np.array(
-        ["communication" if c else profile.operator_class_of(n) for n, c in zip(trace.names, collective, strict=True)], object
+        ["communication" if c else profile.operator_class_of(n) for n, c in zip(trace.names, collective, strict=True)],
+        object,
     )
     parts: list[tuple[Int64, Int64, Int64]] = []
     for thread in training_threads(classified, collective[ev.name]):
@@ -201,9 +213,10 @@ def _classed_operators(found: Explained, profile: StackProfile, lo: int, hi: int
         inside = (start >= lo) & (start < hi)
         parts.append((row[inside], start[inside], end[inside]))
     if not parts:
-        return np.zeros(0, "U1"), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        none = np.zeros(0, np.int64)
+        return np.zeros(0, np.str_), none, none, none
     row, start, end = (np.concatenate(p) for p in zip(*parts, strict=True))
-    return by_name[ev.name[row]].astype(str), start, end
+    return by_name[ev.name[row]].astype(str), row, start, end
 
 
 def _coverage(found: Explained, steps: tuple[StepBreakdown, ...]) -> Coverage:
@@ -229,7 +242,11 @@ def _odd_steps(found: Explained, steps: tuple[StepBreakdown, ...]) -> list[Probl
     if found.activity.on_device and len(steps) > 1:
         empty = [s.name for s in steps if s.kernels == 0 and s.compute_ns == 0]
         if empty:
-            problems.append(Problem("steps_without_device_work", len(empty), f"steps in which no kernel runs: {', '.join(empty[:6])}"))
+            problems.append(
+                Problem(
+                    "steps_without_device_work", len(empty), f"steps in which no kernel runs: {', '.join(empty[:6])}"
+                )
+            )
     walls = np.array([s.wall_ns for s in steps])
     if len(walls) >= 3:
         for i, step in enumerate(steps):
@@ -244,6 +261,3 @@ def _odd_steps(found: Explained, steps: tuple[StepBreakdown, ...]) -> list[Probl
     if (n := int((early.start >= found.steps.edges[-1]).sum())) and len(markers):
         problems.append(Problem("after_last_step", n, "device events after the last step, in no step"))
     return problems
-
-
-__all__ = ["Explained", "Spans", "break_down"]

@@ -139,7 +139,9 @@ def _link_problems(trace: Trace, profile: StackProfile, work: Work, reused: int)
     linked = work.launch != NONE
     problems = []
     if reused:
-        problems.append(Problem("correlation_reused", reused, "correlation ids of more than one launch, paired in time order"))
+        problems.append(
+            Problem("correlation_reused", reused, "correlation ids of more than one launch, paired in time order")
+        )
     if (n := int(work.early.sum())) and linked.any():
         problems.append(Problem("launched_before_recording", n, "device events whose launch came before the recording"))
     if n := int((~linked & ~(work.early & linked.any())).sum()):
@@ -159,12 +161,16 @@ def _unrecorded(trace: Trace, profile: StackProfile, work: Work) -> list[Problem
     graph = names_where(trace, lambda n: any_match(profile.graph_launches, n))[trace.events.name[lost]]
     problems = []
     if n := int(graph.sum()):
-        problems.append(Problem("graph_not_recorded", n, "graph launches without any device event: idle time is an upper bound"))
+        problems.append(
+            Problem("graph_not_recorded", n, "graph launches without any device event: idle time is an upper bound")
+        )
     if n := int((~graph).sum()):
         what = "launches without a device event: idle time is an upper bound"
         problems.append(Problem("launch_not_recorded", n, what))
     if not (trace.events.category == Category.KERNEL).any():
-        problems.append(Problem("no_kernels", 1, "launches but not one kernel: was device tracing on? idle time means nothing here"))
+        problems.append(
+            Problem("no_kernels", 1, "launches but not one kernel: was device tracing on? idle time means nothing here")
+        )
     return problems
 
 

@@ -79,7 +79,9 @@ def breakdown(trace: Path, profile: str | None, json_file: str | None) -> None:
 @click.argument("b", type=click.Path(path_type=Path))
 @profile_option
 @json_option
-@click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N steps of both sides.")
+@click.option(
+    "--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N steps of both sides."
+)
 def diff(a: Path, b: Path, profile: str | None, json_file: str | None, skip: int) -> None:
     """Why is B's step longer or shorter than A's? Parts that sum to the difference, to the nanosecond."""
     from tracetools.analysis import compare
@@ -90,6 +92,94 @@ def diff(a: Path, b: Path, profile: str | None, json_file: str | None, skip: int
         _write_json(result, json_file)
     if json_file != "-":
         print_diff(result)
+
+
+def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, int]:
+    """FIRST:STOP, half-open."""
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
+        raise click.BadParameter("write FIRST:STOP with FIRST < STOP; 3:6 records steps 3, 4 and 5")
+    return int(first), int(stop)
+
+
+steps_option = click.option(
+    "--steps",
+    metavar="FIRST:STOP",
+    default="3:6",
+    show_default=True,
+    callback=_steps,
+    help="Steps to record, from 0; STOP is not recorded.",
+)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--profile",
+    metavar="NAME",
+    default="torch",
+    show_default=True,
+    help="Stack profile: a name, or the path of a TOML file.",
+)
+@steps_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="RUN",
+    help="Run folder to make; must be new or empty.",
+)
+@click.option("--record-shapes", is_flag=True, help="Record the shapes of operators' inputs.")
+@click.option("--with-stack", is_flag=True, help="Record Python stacks. Slows Python code down a lot.")
+@click.option("--memory", is_flag=True, help="Record memory allocations.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
+@click.pass_context
+def collect(
+    ctx: click.Context,
+    profile: str,
+    steps: tuple[int, int],
+    out: Path,
+    record_shapes: bool,
+    with_stack: bool,
+    memory: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run CMD with every Python process of it, Ray workers too, under torch.profiler for the chosen steps.
+
+    The training code is not changed. CMD's own exit status is returned.
+    """
+    from tracetools.collect.launch import ProfilerOptions, explain_empty
+    from tracetools.collect.launch import collect as run
+    from tracetools.stackprofile import load_profile
+
+    found = run(command, out, load_profile(profile), *steps, ProfilerOptions(record_shapes, with_stack, memory))
+    for problem in (*found.problems, *(f"missing: {m}" for m in found.missing)):
+        click.echo(f"tracetools: {problem}", err=True)
+    if not found.traces and found.exit_code == 0:
+        raise explain_empty(found, steps[0])
+    if found.traces:
+        few = (
+            ""
+            if len(found.steps) == steps[1] - steps[0]
+            else f" ({steps[1] - steps[0]} were asked for: the job was shorter)"
+        )
+        numbers = ", ".join(map(str, found.steps)) or "none"
+        click.echo(
+            f"tracetools: {out}: {len(found.traces)} trace(s), steps recorded: {numbers}{few}. See: tracetools breakdown {out}",
+            err=True,
+        )
+    ctx.exit(found.exit_code if found.exit_code >= 0 else 128 - found.exit_code)
+
+
+@main.command()
+def profiles() -> None:
+    """List the stack profiles: how each training stack is hooked, named and classified."""
+    from tracetools.stackprofile import load_profile, profile_names
+
+    for name in profile_names():
+        found = load_profile(name)
+        click.echo(
+            f"{name:14} {len(found.hooks)} hooks, {len(found.regions)} region rules, {len(found.kernel_classes)} kernel classes"
+        )
 
 
 def _profile(name: str | None) -> StackProfile | None:

@@ -339,7 +339,11 @@ def _comparability(a: RunBreakdown, b: RunBreakdown, side_a: Side, side_b: Side)
         ("world size", lambda _, s: None if s.world_size is None else str(s.world_size), "warning"),
         ("ranks compared", lambda _, s: _ranks(s.ranks), "warning"),
         ("steps", lambda _, s: str(len(s.steps)), "note"),
-        ("tokens per step and rank", lambda _, s: None if s.tokens_per_step is None else str(s.tokens_per_step), "note"),
+        (
+            "tokens per step and rank",
+            lambda _, s: None if s.tokens_per_step is None else str(s.tokens_per_step),
+            "note",
+        ),
         ("profiler options", lambda r, _: ", ".join(r.profiler) or "none", "warning"),
         ("steps found by", lambda r, _: ", ".join(dict.fromkeys(p.steps_from for p in working(r))), "note"),
         ("stack profile", lambda r, _: r.stack, "note"),
@@ -384,7 +388,9 @@ def _sentence(verdict: str, step: StepDelta, rows: Sequence[Row], per_token: Per
         head = f"No difference: {lengths}{ratio}"
     elif step.interval is None:
         direction = "longer" if step.delta > 0 else "shorter"
-        head = f"B's step is {change} {direction}{ratio}, {lengths}, but a single step on a side says nothing about noise"
+        head = (
+            f"B's step is {change} {direction}{ratio}, {lengths}, but a single step on a side says nothing about noise"
+        )
     else:
         head = f"Inconclusive: {lengths}{ratio}, and the steps scatter more than they differ"
     with_step = [r for r in rows if r.delta_ns * step.delta > 0]

@@ -239,7 +239,9 @@ def _overhead(segments: Segments, classified: Classified) -> Segments:
 
 def _presence(spans: Spans) -> Timeline:
     """1 inside the disjoint spans, NONE outside."""
-    return Timeline(np.stack([spans.start, spans.end], 1).reshape(-1), np.tile(np.array([1, NONE], np.int64), len(spans)))
+    return Timeline(
+        np.stack([spans.start, spans.end], 1).reshape(-1), np.tile(np.array([1, NONE], np.int64), len(spans))
+    )
 
 
 def _outside_markers(segments: Segments, classified: Classified, steps: Steps, driver: DriverView | None) -> Segments:

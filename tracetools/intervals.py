@@ -129,7 +129,11 @@ def overlay(spans: Spans, timeline: Timeline) -> Pieces:
     start = np.where(nth == 0, spans.start[parent], padded[np.clip(change, 0, None)])
     end = np.where(nth == inner[parent], spans.end[parent], padded[np.minimum(change + 1, len(timeline.at))])
     values = np.concatenate([timeline.value, [NONE]])
-    value = np.where(change >= 0, values[np.clip(change, 0, None)], NONE) if len(timeline.at) else np.full(len(parent), NONE)
+    value = (
+        np.where(change >= 0, values[np.clip(change, 0, None)], NONE)
+        if len(timeline.at)
+        else np.full(len(parent), NONE)
+    )
     return Pieces(Spans(start.astype(np.int64), end.astype(np.int64)), parent, value.astype(np.int64))
 
 

@@ -125,7 +125,9 @@ def _read(name: str | Path) -> tuple[str, str]:
             raise UsageError(f"{as_path}: the stack profile cannot be read: {error}.") from error
     file = shipped() / (str(name).replace("-", "_") + SUFFIX)
     if not file.is_file():
-        raise UsageError(f"no stack profile named {name!r}. There are: {', '.join(profile_names())}; or give the path of a .toml file.")
+        raise UsageError(
+            f"no stack profile named {name!r}. There are: {', '.join(profile_names())}; or give the path of a .toml file."
+        )
     return file.read_text(encoding="utf-8"), f"profiles/{file.name}"
 
 
@@ -146,11 +148,18 @@ def _build(tables: list[dict[str, Any]], sha256: str, source: str) -> StackProfi
     def rules(section: str) -> tuple[Rule, ...]:
         rows = [row for t in tables for row in _rows(t, section, source)]
         return tuple(
-            Rule(_string(r, "name", source, section), tuple(_pattern(p, source, f"{section}.match") for p in _strings(r, "match", source, section)))
+            Rule(
+                _string(r, "name", source, section),
+                tuple(_pattern(p, source, f"{section}.match") for p in _strings(r, "match", source, section)),
+            )
             for r in rows
         )
 
-    hooks = [Hook(_string(r, "target", source, "hook"), _string(r, "region", source, "hook")) for t in tables for r in _rows(t, "hook", source)]
+    hooks = [
+        Hook(_string(r, "target", source, "hook"), _string(r, "region", source, "hook"))
+        for t in tables
+        for r in _rows(t, "hook", source)
+    ]
     functions = [f for t in tables for f in _strings(t.get("step", {}), "functions", source, "step")]
     for target in [h.target for h in hooks] + functions:
         if target.count(":") != 1:

@@ -59,7 +59,9 @@ def find_markers(classified: Classified, profile: StackProfile) -> Markers:
             names = tuple(trace.names[i] for i in ev.name[rows])
             thread = int(np.bincount(ev.thread[rows]).argmax())
             return Markers(names, ev.start[rows], ev.end[rows], thread, f"annotation {_NUMBER.sub('#N', names[0])}")
-    return _repeated_region(classified) or Markers((), ev.start[:0], ev.end[:0], _busiest_thread(classified), WHOLE_TRACE)
+    return _repeated_region(classified) or Markers(
+        (), ev.start[:0], ev.end[:0], _busiest_thread(classified), WHOLE_TRACE
+    )
 
 
 def _repeated_region(classified: Classified, least: int = 3, share: float = 0.5) -> Markers | None:
@@ -96,9 +98,7 @@ def find_steps(classified: Classified, markers: Markers) -> Steps:
     if not len(markers):
         return Steps((_whole(classified),), markers)
     edges = _edges(classified, markers)
-    steps = tuple(
-        Step(name, _number(name), int(edges[i]), int(edges[i + 1])) for i, name in enumerate(markers.name)
-    )
+    steps = tuple(Step(name, _number(name), int(edges[i]), int(edges[i + 1])) for i, name in enumerate(markers.name))
     return Steps(steps, markers)
 
 
@@ -110,9 +110,11 @@ def _edges(classified: Classified, markers: Markers) -> Int64:
     counts = linked | work.early
     order = np.argsort(launched[counts], kind="stable")
     launched, end = launched[counts][order], work.end[counts][order]
-    reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)]) if len(end) else np.full(1, np.iinfo(np.int64).min)
+    never = np.array([np.iinfo(np.int64).min])
+    reach = np.concatenate([never, np.maximum.accumulate(end)])
     at = np.concatenate([markers.start, [markers.end[-1]]])
-    return np.maximum(at, reach[np.searchsorted(launched, at, side="left")])
+    edges: Int64 = np.maximum(at, reach[np.searchsorted(launched, at, side="left")])
+    return edges
 
 
 def _whole(classified: Classified) -> Step:

@@ -47,6 +47,7 @@ class Collected:
     exit_code: int
     folder: Path
     traces: tuple[str, ...]
+    steps: tuple[int, ...]  # numbers of the steps that some process recorded
     missing: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -57,11 +58,13 @@ def collect(
     profile: StackProfile,
     first: int,
     stop: int,
-    options: ProfilerOptions = ProfilerOptions(),  # noqa: B008  frozen
+    options: ProfilerOptions = ProfilerOptions(),
 ) -> Collected:
     """Record steps first..stop-1 of every process under `command`. Raises UsageError before anything is started."""
     if not 0 <= first < stop:
-        raise UsageError(f"steps {first}:{stop}: write FIRST:STOP with 0 <= FIRST < STOP; 3:6 records steps 3, 4 and 5.")
+        raise UsageError(
+            f"steps {first}:{stop}: write FIRST:STOP with 0 <= FIRST < STOP; 3:6 records steps 3, 4 and 5."
+        )
     _prepare(out)
     started = time.time_ns()
     exit_code = _run(command, _environment(out, profile, first, stop, options), out)
@@ -80,6 +83,7 @@ def collect(
         exit_code=exit_code,
         folder=out,
         traces=tuple(p["file"] for p in record["processes"] if p["file"]),
+        steps=tuple(sorted({s["number"] for p in record["processes"] for s in p["steps"]})),
         missing=tuple(f"{m['role']} (pid {m['pid']}): {m['why']}" for m in record["missing"]),
         problems=tuple(problem for p in record["processes"] for problem in p["problems"]),
     )
@@ -91,7 +95,9 @@ def _prepare(out: Path) -> None:
         if any(out.iterdir()):
             raise UsageError(f"{out}: the output folder is not empty. Name a new one with --out; nothing was started.")
     except OSError as error:
-        raise UsageError(f"{out}: cannot be used as output folder: {error.strerror or error}. Nothing was started.") from error
+        raise UsageError(
+            f"{out}: cannot be used as output folder: {error.strerror or error}. Nothing was started."
+        ) from error
 
 
 def _environment(out: Path, profile: StackProfile, first: int, stop: int, options: ProfilerOptions) -> dict[str, str]:
@@ -177,7 +183,10 @@ def _record(out: Path, command: Sequence[str], profile: StackProfile, options: P
     for process in processes:
         versions |= process.pop("versions", {})
     missing = [
-        {**{k: a.get(k) for k in ("role", "rank", "host", "pid")}, "why": "ended while it recorded, before its trace was written"}
+        {
+            **{k: a.get(k) for k in ("role", "rank", "host", "pid")},
+            "why": "ended while it recorded, before its trace was written",
+        }
         for a in map(_read, _announcements(out))
     ]
     missing += [

@@ -29,10 +29,30 @@ E = TypeVar("E", bound=msgspec.Struct)
 
 # Top-level keys of Kineto, Chrome and our own recorder that some stage reads.
 TOP_KEYS = (
-    "schemaVersion deviceProperties distributedInfo baseTimeNanoseconds displayTimeUnit traceName host_name trace_id "
-    "record_shapes with_stack with_flops with_modules profile_memory nccl_version cupti_version cuda_runtime_version "
-    "cuda_driver_version hip_runtime_version hip_driver_version roctracer_version username metadata tracetools"
-).split()
+    "schemaVersion",
+    "deviceProperties",
+    "distributedInfo",
+    "baseTimeNanoseconds",
+    "displayTimeUnit",
+    "traceName",
+    "host_name",
+    "trace_id",
+    "record_shapes",
+    "with_stack",
+    "with_flops",
+    "with_modules",
+    "profile_memory",
+    "nccl_version",
+    "cupti_version",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "hip_runtime_version",
+    "hip_driver_version",
+    "roctracer_version",
+    "username",
+    "metadata",
+    "tracetools",
+)
 
 # Where one event ends and the next begins, whatever is broken inside them.
 _BOUNDARY = re.compile(rb'(?<=\})\s*,?\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|bp|s|args)"\s*:)')
@@ -116,7 +136,9 @@ def _untyped(text: bytes, event_type: type[E], path: Path, error: msgspec.Valida
             raise TracetoolsError(not_a_trace(path, list(document)))
         if bytes(inner).lstrip()[:1] == b"{":
             found = parse_document(bytes(inner), event_type, path)
-            return Document(found.events, found.top, (*found.problems, Problem("wrapped", 1, "traceEvents inside traceEvents")))
+            return Document(
+                found.events, found.top, (*found.problems, Problem("wrapped", 1, "traceEvents inside traceEvents"))
+            )
         if bytes(inner).lstrip()[:1] != b"[":
             raise TracetoolsError(f"{path}: traceEvents is not a list. This is not a trace that a profiler wrote.")
     elif not isinstance(document, list):
@@ -136,13 +158,17 @@ def _broken(text: bytes, event_type: type[E], path: Path, error: msgspec.DecodeE
     """Not valid JSON: cut off, or with faults that profilers are known for."""
     head = text.lstrip()[:1]
     if head not in (b"{", b"["):
-        raise TracetoolsError(f"{path}: not JSON (starts with {text[:12]!r}). Give a trace written by torch.profiler.") from error
+        raise TracetoolsError(
+            f"{path}: not JSON (starts with {text[:12]!r}). Give a trace written by torch.profiler."
+        ) from error
     if _TRUNCATED in str(error) and (found := _truncated(text, event_type)) is not None:
         return found
     if "UTF-8" in str(error):
         cleaned = text.decode("utf-8", "replace").encode()
         found = parse_document(cleaned, event_type, path)
-        return Document(found.events, found.top, (*found.problems, Problem("encoding", 1, "bytes that are not UTF-8, replaced")))
+        return Document(
+            found.events, found.top, (*found.problems, Problem("encoding", 1, "bytes that are not UTF-8, replaced"))
+        )
     mended, counts = mend(text)
     problems = tuple(Problem("json_repaired", n, f"{WHAT[k]} ({error})") for k, n in counts.items() if n)
     if counts:
@@ -191,8 +217,14 @@ def _by_event(text: bytes, event_type: type[E], path: Path, error: msgspec.Decod
             events.append(event)
     if not events:
         raise TracetoolsError(f"{path}: no event can be read: {error}. Was the file damaged, or is it not a trace?")
-    kinds = {"event_repaired": "mended and kept", "event_rejected": "cannot be read, dropped", "truncated": "cut off, dropped"}
-    problems = [Problem(kind, n, f"events that were {kinds[kind]}; first fault: {error}") for kind, n in counts.items() if n]
+    kinds = {
+        "event_repaired": "mended and kept",
+        "event_rejected": "cannot be read, dropped",
+        "truncated": "cut off, dropped",
+    }
+    problems = [
+        Problem(kind, n, f"events that were {kinds[kind]}; first fault: {error}") for kind, n in counts.items() if n
+    ]
     return Document(events, _top(tail_keys, tail), tuple(problems))
 
 

@@ -13,7 +13,14 @@ from typing import Any
 from tracetools.model import TraceInfo
 
 PROFILER_FLAGS = ("record_shapes", "with_stack", "with_flops", "with_modules", "profile_memory")
-VERSIONS = ("nccl_version", "cupti_version", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "hip_driver_version")
+VERSIONS = (
+    "nccl_version",
+    "cupti_version",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "hip_runtime_version",
+    "hip_driver_version",
+)
 # rank-3, rank3, rank_3, worker0 (tensorboard_trace_handler), not num_workers_0
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 

@@ -45,10 +45,14 @@ def _read_record(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise TracetoolsError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except msgspec.DecodeError as error:
-        raise TracetoolsError(f"{path}: not valid JSON: {error}. Move it away to open the traces beside it as a plain folder.") from error
+        raise TracetoolsError(
+            f"{path}: not valid JSON: {error}. Move it away to open the traces beside it as a plain folder."
+        ) from error
     schema = record.get("schema")
     if schema != RUN_SCHEMA:
-        raise TracetoolsError(f"{path}: key `schema` is {schema!r}, this version reads {RUN_SCHEMA!r}. Use the tracetools that wrote it.")
+        raise TracetoolsError(
+            f"{path}: key `schema` is {schema!r}, this version reads {RUN_SCHEMA!r}. Use the tracetools that wrote it."
+        )
     return record
 
 
@@ -65,12 +69,22 @@ def _trace_files(folder: Path, record: Mapping[str, Any]) -> tuple[list[Path], l
                 problems.append(Problem("missing_process", 1, f"{file.name}: named in {RUN_FILE}, not in the folder"))
         for lost in record.get("missing") or []:
             who = " ".join(str(lost[k]) for k in ("role", "rank") if lost.get(k) is not None)
-            problems.append(Problem("missing_process", 1, f"{who or 'process'} (pid {lost.get('pid')}): {lost.get('why', 'no trace')}"))
+            problems.append(
+                Problem(
+                    "missing_process", 1, f"{who or 'process'} (pid {lost.get('pid')}): {lost.get('why', 'no trace')}"
+                )
+            )
     else:
-        files = sorted(f for f in folder.iterdir() if f.name.endswith(TRACE_SUFFIXES) and f.name != RUN_FILE and not f.name.startswith("."))
+        files = sorted(
+            f
+            for f in folder.iterdir()
+            if f.name.endswith(TRACE_SUFFIXES) and f.name != RUN_FILE and not f.name.startswith(".")
+        )
     if not files:
         hint = "; ".join(p.detail for p in problems) or "none of its files ends in .json or .json.gz"
-        raise TracetoolsError(f"{folder}: no traces in this folder ({hint}). Give a trace, a folder of traces, or a run folder of `tracetools collect`.")
+        raise TracetoolsError(
+            f"{folder}: no traces in this folder ({hint}). Give a trace, a folder of traces, or a run folder of `tracetools collect`."
+        )
     return files, problems
 
 
@@ -79,7 +93,9 @@ def _entries(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [e for e in entries if isinstance(e, dict)]
 
 
-def _read_all(files: Sequence[Path], record: Mapping[str, Any], progress: Progress | None) -> tuple[list[Process], list[Problem]]:
+def _read_all(
+    files: Sequence[Path], record: Mapping[str, Any], progress: Progress | None
+) -> tuple[list[Process], list[Problem]]:
     """Every readable file. One bad file among good ones is a problem; nothing but bad ones is an error."""
     by_file = {str(e.get("file")): e for e in _entries(record)}
     processes, errors = [], []
@@ -160,7 +176,9 @@ def _one_clock(processes: Sequence[Process]) -> tuple[tuple[list[Process], int],
         else:
             trace = process.trace
             placed.append(replace(process, trace=replace(trace, events=trace.events.shifted(shift), origin_ns=origin)))
-    problems = [Problem("clock", len(lost), f"clock cannot be set against the other files, analysed alone: {', '.join(lost)}")]
+    problems = [
+        Problem("clock", len(lost), f"clock cannot be set against the other files, analysed alone: {', '.join(lost)}")
+    ]
     return (placed, origin), problems if lost else []
 
 
@@ -171,7 +189,11 @@ def _rank_problems(processes: Sequence[Process]) -> list[Problem]:
         if p.rank is not None:
             files[p.role, p.rank].append(p.trace.file)
     problems = [
-        Problem("duplicate_rank", len(names), f"{role} {rank} in {len(names)} files, each analysed on its own: {', '.join(names)}")
+        Problem(
+            "duplicate_rank",
+            len(names),
+            f"{role} {rank} in {len(names)} files, each analysed on its own: {', '.join(names)}",
+        )
         for (role, rank), names in files.items()
         if len(names) > 1
     ]
@@ -181,5 +203,7 @@ def _rank_problems(processes: Sequence[Process]) -> list[Problem]:
         absent = sorted(set(range(world)) - {rank for _, rank in files})
         if absent:
             shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
-            problems.append(Problem("missing_rank", len(absent), f"rank {shown} of world size {world} not in the folder"))
+            problems.append(
+                Problem("missing_rank", len(absent), f"rank {shown} of world size {world} not in the folder")
+            )
     return problems

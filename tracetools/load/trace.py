@@ -57,7 +57,9 @@ def _list(problems: Sequence[Problem]) -> str:
     return "; ".join(f"{p.count} x {p.detail}" for p in problems)
 
 
-def _slices(document: Document[Event], text: bytes, path: Path) -> tuple[list[Event], Int64, Int64, Bool, list[Problem]]:
+def _slices(
+    document: Document[Event], text: bytes, path: Path
+) -> tuple[list[Event], Int64, Int64, Bool, list[Problem]]:
     """Complete slices (X events, and B/E pairs made whole) with start, end and whether these are numbers."""
     complete = [e for e in document.events if e.ph == "X"]
     times: Document[EventTimes] | None = None
@@ -69,7 +71,7 @@ def _slices(document: Document[Event], text: bytes, path: Path) -> tuple[list[Ev
         start, end, usable = from_text([text_of(e.ts) for e in rows], [text_of(e.dur) for e in rows])
     if not any(e.ph in "BE" and e.ph for e in document.events):
         return complete, start, end, usable, []
-    paired, pair_start, pair_end, problems = _pair_begin_end(document.events, int(end.max()) if len(end) else 0)
+    paired, pair_start, pair_end, problems = _pair_begin_end(document.events)
     return (
         complete + paired,
         np.concatenate([start, pair_start]),
@@ -79,7 +81,7 @@ def _slices(document: Document[Event], text: bytes, path: Path) -> tuple[list[Ev
     )
 
 
-def _pair_begin_end(events: Sequence[Event], latest: int) -> tuple[list[Event], Int64, Int64, list[Problem]]:
+def _pair_begin_end(events: Sequence[Event]) -> tuple[list[Event], Int64, Int64, list[Problem]]:
     """B and E events as slices. A begin that is never ended lasts to its thread's last time; a lone end is counted."""
     marks = [e for e in events if e.ph in ("B", "E")]
     at, _, usable = _mark_times(marks)

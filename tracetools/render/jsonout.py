@@ -46,7 +46,12 @@ def _process(p: ProcessBreakdown) -> dict[str, Any]:
         "device_span": msgspec.to_builtins(p.device_span),
         "steps": [_step(s) for s in p.steps],
         "kernel_classes": [
-            {"class": k.name, "count": k.count, "total_ns": k.total_ns, "mean_ns": round(k.total_ns / k.count) if k.count else None}
+            {
+                "class": k.name,
+                "count": k.count,
+                "total_ns": k.total_ns,
+                "mean_ns": round(k.total_ns / k.count) if k.count else None,
+            }
             for k in p.kernel_classes
         ],
         "coverage": msgspec.to_builtins(p.coverage),
@@ -97,7 +102,8 @@ def diff_document(d: Diff) -> dict[str, Any]:
         "per_token_ns": msgspec.to_builtins(d.per_token),
         "waterfall": [msgspec.to_builtins(w) for w in d.waterfall],
         "kernel_classes": [
-            {("class" if k == "name" else k): v for k, v in msgspec.to_builtins(row).items()} for row in d.kernel_classes
+            {("class" if k == "name" else k): v for k, v in msgspec.to_builtins(row).items()}
+            for row in d.kernel_classes
         ],
         "what_if": None,
         "replay_error": None,

@@ -107,11 +107,26 @@ def _waterfall(d: Diff) -> Grid:
     scale = max([abs(r.delta_ns) for r in d.waterfall] or [1]) or 1
     for row in large:
         interval = f"{signed_ms(row.interval[0])} to {signed_ms(row.interval[1])}" if row.interval else "n/a"
-        grid.add(clean(_part(row), 52), ms(row.a_ns), ms(row.b_ns), signed_ms(row.delta_ns), interval, _bar(row.delta_ns, scale))
+        grid.add(
+            clean(_part(row), 52),
+            ms(row.a_ns),
+            ms(row.b_ns),
+            signed_ms(row.delta_ns),
+            interval,
+            _bar(row.delta_ns, scale),
+        )
     rest = [r for r in d.waterfall if r not in large]
     if rest:
         a, b, delta = (sum(column) for column in zip(*((r.a_ns, r.b_ns, r.delta_ns) for r in rest), strict=True))
-        grid.add(f"{len(rest)} smaller parts of idle time", ms(a), ms(b), signed_ms(delta), "", _bar(delta, scale), style="dim")
+        grid.add(
+            f"{len(rest)} smaller parts of idle time",
+            ms(a),
+            ms(b),
+            signed_ms(delta),
+            "",
+            _bar(delta, scale),
+            style="dim",
+        )
     interval = f"{signed_ms(d.step.interval[0])} to {signed_ms(d.step.interval[1])}" if d.step.interval else "n/a"
     grid.add("step", ms(d.step.a), ms(d.step.b), signed_ms(d.step.delta), interval, "", style="bold")
     if d.per_token:
@@ -156,15 +171,34 @@ def print_breakdown(run: RunBreakdown) -> None:
         _print_process(out, process)
     others = len(run.processes) - len(workers)
     if others:
-        out.print(Text(f"{others} more process{'es' if others > 1 else ''} (drivers and helpers) explain idle time above.", style="dim"))
+        out.print(
+            Text(
+                f"{others} more process{'es' if others > 1 else ''} (drivers and helpers) explain idle time above.",
+                style="dim",
+            )
+        )
     _print_problems(out, _labelled(run))
 
 
 def _print_process(out: Console, p: ProcessBreakdown) -> None:
     title = Text(_who(p), style="bold")
-    title.append(f"  {clean(p.file, 60)} · {clean(p.device or 'device unknown', 40)} · steps from {clean(p.steps_from)}", style="dim")
+    title.append(
+        f"  {clean(p.file, 60)} · {clean(p.device or 'device unknown', 40)} · steps from {clean(p.steps_from)}",
+        style="dim",
+    )
     out.print(title)
-    steps = _grid("step, ms", "wall", "compute", "exposed comm", "exposed mem?", "idle", "idle %", "comm hidden?", "kernels?", "tokens?")
+    steps = _grid(
+        "step, ms",
+        "wall",
+        "compute",
+        "exposed comm",
+        "exposed mem?",
+        "idle",
+        "idle %",
+        "comm hidden?",
+        "kernels?",
+        "tokens?",
+    )
     for step in p.steps[:SHOWN_STEPS]:
         steps.add(*_step_cells(step, on_device=p.device != "cpu"))
     _show(out, steps)
@@ -220,7 +254,9 @@ def _process_classes(p: ProcessBreakdown) -> Grid:
     what = "operators" if p.device == "cpu" else "kernels"
     grid = _grid(f"{what} of all steps", "count", "ms", "mean us")
     for k in p.kernel_classes[:SHOWN_CLASSES]:
-        grid.add(clean(k.name), f"{k.count:,}", ms(k.total_ns), f"{k.total_ns / k.count / 1e3:,.1f}" if k.count else "n/a")
+        grid.add(
+            clean(k.name), f"{k.count:,}", ms(k.total_ns), f"{k.total_ns / k.count / 1e3:,.1f}" if k.count else "n/a"
+        )
     return grid
 
 
@@ -237,7 +273,18 @@ def print_info(run: Run, result: RunBreakdown) -> None:
     out.print(Text(head + (f", recorded with profile {run.stack}" if run.stack else ""), style="bold"))
     if command := run.record.get("command"):
         out.print(Text(f"command  {clean(' '.join(map(str, command)), 100)}", style="dim"))
-    grid = _grid("file", "<process", "<device?", "world?", "events", "threads?", "steps", "<steps from?", "linked?", "idle explained?")
+    grid = _grid(
+        "file",
+        "<process",
+        "<device?",
+        "world?",
+        "events",
+        "threads?",
+        "steps",
+        "<steps from?",
+        "linked?",
+        "idle explained?",
+    )
     for process, p in zip(run.processes, result.processes, strict=True):
         linked = p.coverage.linked_ns + p.coverage.unlinked_ns
         idle = sum(s.idle_ns for s in p.steps)

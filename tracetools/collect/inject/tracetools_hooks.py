@@ -47,14 +47,22 @@ class Target:
             return
         if not callable(function):
             raise TypeError(f"{name} is not callable")
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if (
+            inspect.iscoroutinefunction(function)
+            or inspect.isgeneratorfunction(function)
+            or inspect.isasyncgenfunction(function)
+        ):
             raise TypeError(f"{name} is a coroutine or generator function, which a range cannot enclose")
         wrapper = self.make(function)
         setattr(wrapper, MARK, True)
         setattr(owner, name, kind(wrapper) if kind else wrapper)
         # a re-export (ray.get): also where it is defined, or pickle would not find it under its own name
         home = sys.modules.get(getattr(function, "__module__", None) or "")
-        if home is not None and home is not module and getattr(home, getattr(function, "__qualname__", ""), None) is function:
+        if (
+            home is not None
+            and home is not module
+            and getattr(home, getattr(function, "__qualname__", ""), None) is function
+        ):
             setattr(home, function.__qualname__, wrapper)
 
 

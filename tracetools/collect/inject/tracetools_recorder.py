@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import tracetools_hooks as hooks
@@ -295,7 +296,9 @@ def wait_for_workers(ask=True):
     deadline = time.monotonic() + PATIENCE_S
     asked = not ask
     while time.monotonic() < deadline:
-        others = [f for f in os.listdir(_state.out) if f.startswith(waiting_for) and f.endswith(".json") and f not in mine]
+        others = [
+            f for f in os.listdir(_state.out) if f.startswith(waiting_for) and f.endswith(".json") and f not in mine
+        ]
         if not others:
             return
         if not asked:
@@ -307,14 +310,25 @@ def wait_for_workers(ask=True):
 def identity():
     """Who this process is: role, rank, world size, host, pid, and Ray's names for it."""
     ray = sys.modules.get("ray")
-    who = {"role": "rank", "rank": None, "world_size": None, "host": socket.gethostname(), "pid": os.getpid(), "ray": None}
+    who = {
+        "role": "rank",
+        "rank": None,
+        "world_size": None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "ray": None,
+    }
     who["rank"], who["world_size"] = _rank()
     if ray is not None and hasattr(ray, "is_initialized") and ray.is_initialized():
         in_worker = ray._private.worker.global_worker.mode == ray._private.worker.WORKER_MODE
         who["role"] = "policy" if in_worker else "driver"
         if in_worker:
             context = ray.get_runtime_context()
-            who["ray"] = {"worker_id": context.get_worker_id(), "actor_id": context.get_actor_id(), "job_id": context.get_job_id()}
+            who["ray"] = {
+                "worker_id": context.get_worker_id(),
+                "actor_id": context.get_actor_id(),
+                "job_id": context.get_job_id(),
+            }
         else:
             who["rank"] = who["world_size"] = None
     elif who["rank"] is None:
@@ -359,14 +373,10 @@ def _write(path, value):
 
 
 def _rename(old, new):
-    try:
+    with suppress(OSError):  # it only tells others how far we are
         os.replace(old, new)
-    except OSError:
-        pass  # it only tells others how far we are
 
 
 def _remove(path):
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
