@@ -65,7 +65,7 @@ def info(trace: Path, profile: str | None) -> None:
 @json_option
 def breakdown(trace: Path, profile: str | None, json_file: str | None) -> None:
     """Per rank and step: compute, exposed communication, memory, idle time and its causes, kernel classes."""
-    from tracetools.render.terminal import print_breakdown  # noqa
+    from tracetools.render.terminal import print_breakdown
 
     result = _analyze(_load(trace), profile)
     if json_file:

@@ -152,7 +152,8 @@ class Trace:
         """These events as HTA's DataFrame (see tracetools.hta.frame)."""
         from tracetools.hta import frame
 
-        return frame(self)[0]
+        table: pd.DataFrame = frame(self)[0]
+        return table
 
 
 @dataclass(frozen=True, slots=True)

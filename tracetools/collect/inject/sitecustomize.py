@@ -4,11 +4,13 @@ In: one environment variable. Out: the recorder, installed; and the sitecustomiz
 Must never raise, and does nothing where the variable is not set.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 
 
-def _run_hidden_sitecustomize():
+def _run_hidden_sitecustomize() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

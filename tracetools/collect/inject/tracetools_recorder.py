@@ -14,6 +14,8 @@ When it does what (measured on torch 2.13: preparing takes about 1 s, stopping 1
 Whatever goes wrong in here is written to the record and stops the recording, never the training.
 """
 
+from __future__ import annotations
+
 import atexit
 import json
 import os
@@ -24,6 +26,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import tracetools_hooks as hooks
 
@@ -35,10 +38,10 @@ STOP_FILE = ".stop"
 NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 recording = False  # read by every hook and region: keep it a plain global
-_state = None
+_state: Recorder | None = None
 
 
-def install(config):
+def install(config: str) -> None:
     """Once per process; called by sitecustomize."""
     global _state
     if _state is None:
@@ -47,7 +50,7 @@ def install(config):
         os.register_at_fork(after_in_child=_forked)
 
 
-def _forked():
+def _forked() -> None:
     """A child of a recording process has neither its threads nor its profiler: it starts afresh."""
     global recording, _state
     recording = False
@@ -55,21 +58,21 @@ def _forked():
         _state = Recorder(_state.config, targets=_state.targets)
 
 
-def region(name):
+def region(name: str) -> Any:
     """A context manager that puts a range named `name` into the trace."""
     return sys.modules["torch"].autograd.profiler.record_function(name)
 
 
-def _range_or_nothing(name):
+def _range_or_nothing(name: str) -> Any:
     return region(name) if recording else None
 
 
-def enter_step():
+def enter_step() -> _Marker | None:
     """-> a marker for exit_step, or None where this step does not count (it lies inside another, or recording is over)."""
     return None if _state is None else _state.enter_step()
 
 
-def exit_step(marker, numbers):
+def exit_step(marker: _Marker, numbers: dict[str, Any]) -> None:
     if _state is not None:
         _state.exit_step(marker, numbers)
 
@@ -77,10 +80,10 @@ def exit_step(marker, numbers):
 class _StepAround:
     """A call of a step function of the profile is one step."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self.marker = enter_step()
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self.marker is not None:
             exit_step(self.marker, {})
 
@@ -88,7 +91,7 @@ class _StepAround:
 class _Marker:
     __slots__ = ("number", "range", "started")
 
-    def __init__(self, number, span, started):
+    def __init__(self, number: int, span: Any, started: int) -> None:
         self.number = number
         self.range = span
         self.started = started
@@ -97,24 +100,24 @@ class _Marker:
 class Recorder:
     """State of one process: waiting, recording, or done."""
 
-    def __init__(self, config, targets=None):
+    def __init__(self, config: dict[str, Any], targets: list[hooks.Target] | None = None) -> None:
         self.config = config
         self.out = config["out"]
         self.first, self.stop = config["first"], config["stop"]
         self.targets = targets if targets is not None else self._targets()
         self.count = 0  # steps begun
         self.inside = False
-        self.profiler = None
+        self.profiler: Any = None
         self.done = False
-        self.steps = []
-        self.problems = []
+        self.steps: list[dict[str, Any]] = []
+        self.problems: list[str] = []
         self.lock = threading.Lock()
         self.wake = threading.Event()
         self.finished = threading.Event()
-        self.over_at = None  # monotonic time at which the last wanted step ended
+        self.over_at: float | None = None  # monotonic time at which the last wanted step ended
         self.any_thread = False
 
-    def _targets(self):
+    def _targets(self) -> list[hooks.Target]:
         made = [hooks.Target(t, hooks.ranged(partial(_range_or_nothing, r))) for t, r in self.config["hooks"]]
         made += [hooks.Target(t, hooks.ranged(_StepAround)) for t in self.config["step_functions"]]
         # these end workers: let them finish what they have recorded
@@ -126,7 +129,7 @@ class Recorder:
 
     # ------------------------------------------------------------ steps
 
-    def enter_step(self):
+    def enter_step(self) -> _Marker | None:
         if self.inside:
             return None
         self.inside = True
@@ -142,7 +145,7 @@ class Recorder:
         span.__enter__()
         return _Marker(number, span, time.time_ns())
 
-    def exit_step(self, marker, numbers):
+    def exit_step(self, marker: _Marker, numbers: dict[str, Any]) -> None:
         self.inside = False
         number = marker.number
         if marker.range is not None:
@@ -159,7 +162,7 @@ class Recorder:
 
     # ------------------------------------------------------------ start and end
 
-    def _start(self):
+    def _start(self) -> None:
         global recording
         try:
             self.profiler = self._profiler()
@@ -173,7 +176,7 @@ class Recorder:
         atexit.register(self._at_exit)
         threading.Thread(target=self._watch, name="tracetools-recorder", daemon=True).start()
 
-    def _profiler(self):
+    def _profiler(self) -> Any:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -192,7 +195,7 @@ class Recorder:
         made.start_trace()
         return made
 
-    def _all_threads(self, torch):
+    def _all_threads(self, torch: Any) -> Any:
         try:
             config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         except (AttributeError, TypeError):
@@ -201,7 +204,7 @@ class Recorder:
         self.any_thread = True
         return config
 
-    def _watch(self):
+    def _watch(self) -> None:
         """Our thread: waits for the end of the last step or for a request, then stops and exports."""
         while not self.wake.wait(POLL_S) and not self.done:
             if os.path.exists(os.path.join(self.out, STOP_FILE)):
@@ -212,7 +215,7 @@ class Recorder:
         if self.any_thread:
             self._finish()
 
-    def _finish_now(self):
+    def _finish_now(self) -> None:
         """On the thread that begins the step after the last one."""
         if self.any_thread:
             self.wake.set()
@@ -220,12 +223,12 @@ class Recorder:
         else:
             self._finish()
 
-    def _at_exit(self):
+    def _at_exit(self) -> None:
         """The watching thread may be gone by now, or in the middle of it."""
         wait_for_workers()
         self._finish()
 
-    def _finish(self):
+    def _finish(self) -> None:
         """Stop and export, once, whoever comes first."""
         global recording
         with self.lock:
@@ -245,7 +248,7 @@ class Recorder:
             _remove(self._own("exporting"))
             self.finished.set()
 
-    def _export(self):
+    def _export(self) -> str:
         who = identity()
         rank = "" if who["rank"] is None else f"-{who['rank']}"
         name = NAME.sub("_", f"{who['role']}{rank}.{who['host']}.{who['pid']}") + ".trace.json.gz"
@@ -259,14 +262,14 @@ class Recorder:
 
     # ------------------------------------------------------------ files in the run folder
 
-    def _own(self, prefix):
+    def _own(self, prefix: str) -> str:
         return os.path.join(self.out, NAME.sub("_", f".{prefix}-{socket.gethostname()}-{os.getpid()}") + ".json")
 
-    def _announce(self):
+    def _announce(self) -> None:
         """Says that this process records, for those who wait for its trace and for the case that it never comes."""
         _write(self._own("recording"), {**identity(), "first": self.first, "stop": self.stop})
 
-    def _write_record(self, file, export_started, export_ended):
+    def _write_record(self, file: str | None, export_started: int, export_ended: int) -> None:
         record = {
             "file": file,
             **identity(),
@@ -284,7 +287,7 @@ class Recorder:
             sys.stderr.write(f"tracetools: process {os.getpid()} could not write its record: {error}\n")
 
 
-def wait_for_workers(ask=True):
+def wait_for_workers(ask: bool = True) -> None:
     """In a Ray driver that is about to end workers: wait for their traces. Elsewhere nothing.
 
     `ask`: also those that have steps left to record are told to finish with what they have.
@@ -307,10 +310,10 @@ def wait_for_workers(ask=True):
         time.sleep(0.05)
 
 
-def identity():
+def identity() -> dict[str, Any]:
     """Who this process is: role, rank, world size, host, pid, and Ray's names for it."""
     ray = sys.modules.get("ray")
-    who = {
+    who: dict[str, Any] = {
         "role": "rank",
         "rank": None,
         "world_size": None,
@@ -336,7 +339,7 @@ def identity():
     return who
 
 
-def _rank():
+def _rank() -> tuple[int | None, int | None]:
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -345,7 +348,7 @@ def _rank():
     return (int(rank) if rank.isdigit() else None), (int(world) if world.isdigit() else None)
 
 
-def _versions():
+def _versions() -> dict[str, str]:
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in ("torch", "ray", "megatron.core"):
         version = getattr(sys.modules.get(name), "__version__", None)
@@ -354,9 +357,9 @@ def _versions():
     return found
 
 
-def _whole(numbers):
+def _whole(numbers: dict[str, Any]) -> dict[str, int | None]:
     """Card numbers as plain integers; what is no whole number is left out."""
-    out = {}
+    out: dict[str, int | None] = {}
     for key, value in numbers.items():
         try:
             out[key] = None if value is None else int(value)
@@ -365,18 +368,18 @@ def _whole(numbers):
     return out
 
 
-def _write(path, value):
+def _write(path: str, value: dict[str, Any]) -> None:
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as out:
         json.dump(value, out)
     os.replace(temporary, path)
 
 
-def _rename(old, new):
+def _rename(old: str, new: str) -> None:
     with suppress(OSError):  # it only tells others how far we are
         os.replace(old, new)
 
 
-def _remove(path):
+def _remove(path: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
