@@ -22,7 +22,7 @@ import msgspec
 from tracetools import __version__
 from tracetools.load.document import Document
 from tracetools.model import Process, ProcessBreakdown, Run
-from tracetools.render.jsontext import string
+from tracetools.render.jsontext import checked, string
 from tracetools.render.lanes import assign
 from tracetools.render.rawrows import FlowPoint, RawEvent, RawRows, Row, raw_rows
 
@@ -120,7 +120,7 @@ def chrome_trace(run: Run, tracks: Sequence[ProcessTracks], read: Reader, tally:
             yield lead + piece
             lead = b",\n"
     about = {"version": __version__, "path": run.path, "origin_ns": run.origin_ns, "left_out": dict(tally.left_out)}
-    closing = msgspec.json.encode({"tracetools": about, "files": files})
+    closing = checked(msgspec.json.encode({"tracetools": about, "files": files}))
     yield (b"" if lead == b",\n" else lead) + b'\n],"metadata":' + closing + b"}\n"
 
 
@@ -151,6 +151,7 @@ class _Writer:
         self.ids = count(FIRST_ID)
         self.arrow_ids = count(1)
         self.order = count(1)
+        self.places: dict[int, list[bytes]] = {}  # per row of the present process: pid and tid of each lane, as JSON
 
     def process(self, title: str, tracks: ProcessTracks, raw: RawRows) -> Iterator[bytes]:
         """Everything of one process: our rows, then device rows, then host rows; then arrows, as rows have numbers."""
@@ -161,19 +162,18 @@ class _Writer:
             pid, named = self.process_metadata(f"{title}: steps, gaps, regions")
             yield named
             for row in rows:
-                yield from self.row(pid, row, row.name, {})
-        places: dict[int, dict[int, bytes]] = {}
+                yield from self.row(pid, row, row.name)
         pids: dict[str, int] = {}
         for original, group in _grouped(raw):
             name = raw.process_names.get(original, "")
-            words = [f"{title}:", name, "" if original in name else f"pid {original}"]
+            words = (f"{title}:", name, f"pid {original}")
             pids[original], named = self.process_metadata(" ".join(w for w in words if w))
             yield named
             for row in group:
-                places[id(row)] = {}
-                yield from self.row(pids[original], row, _row_title(row.name, row.tid, device=row.device), places[id(row)])
+                yield from self.row(pids[original], row, _row_title(row.name, row.tid, device=row.device))
         yield from self.counters(title, raw, pids)
-        yield from self.arrows(raw.arrows, places)
+        yield from self.arrows(raw.arrows)
+        self.places.clear()
 
     def process_metadata(self, title: str) -> tuple[int, bytes]:
         pid = next(self.ids)
@@ -184,14 +184,14 @@ class _Writer:
             )
         )
 
-    def row(self, pid: int, row: Row, title: str, place: dict[int, bytes]) -> Iterator[bytes]:
-        """A row on as many lanes as it needs. Fills `place`: lane -> its pid and tid as JSON."""
-        for lane in range(max(row.lane, default=0) + 1):
-            tid = next(self.ids)
-            place[lane] = b'"pid":%d,"tid":%d' % (pid, tid)
+    def row(self, pid: int, row: Row, title: str) -> Iterator[bytes]:
+        """A row on as many lanes as it needs."""
+        place = [b'"pid":%d,"tid":%d' % (pid, next(self.ids)) for _ in range(max(row.lane, default=0) + 1)]
+        self.places[id(row)] = place
+        for lane, where in enumerate(place):
             name = title if lane == 0 else f"{title} (overlap {lane})"
-            yield b'{"ph":"M","name":"thread_name",%b,"args":{"name":%b}}' % (place[lane], string(name))
-            yield b'{"ph":"M","name":"thread_sort_index",%b,"args":{"sort_index":%d}}' % (place[lane], next(self.order))
+            yield b'{"ph":"M","name":"thread_name",%b,"args":{"name":%b}}' % (where, string(name))
+            yield b'{"ph":"M","name":"thread_sort_index",%b,"args":{"sort_index":%d}}' % (where, next(self.order))
         for start, end, body, lane in zip(row.start, row.end, row.body, row.lane, strict=True):
             yield b'{"ph":"X",%b,"ts":%b,"dur":%b,%b}' % (place[lane], _us(start), _us(end - start), body)
         for at, body in row.instants:
@@ -207,13 +207,13 @@ class _Writer:
             yield b'{"ph":"C","pid":%d,"ts":%b,%b}' % (pids[original], _us(at), body)
             self.tally.counters += values
 
-    def arrows(self, arrows: Sequence[Sequence[FlowPoint]], places: dict[int, dict[int, bytes]]) -> Iterator[bytes]:
+    def arrows(self, arrows: Sequence[Sequence[FlowPoint]]) -> Iterator[bytes]:
         """Starts before ends: Perfetto draws no arrow whose end comes first in the file at the same instant."""
         numbers = {id(arrow): next(self.arrow_ids) for arrow in arrows}
         points = [(p, numbers[id(arrow)]) for arrow in arrows for p in arrow]
         for point, number in sorted(points, key=lambda p: "stf".index(p[0].ph)):
             cat, name, _ = point.key
-            place = places[id(point.row)][point.row.lane[point.index]]
+            place = self.places[id(point.row)][point.row.lane[point.index]]
             body = b'"name":%b,"cat":%b' % (string(name), string(cat))
             body += b"" if point.ph == "s" else b',"bp":"e"'  # at the slice that is there, not the next one
             yield b'{"ph":"%b",%b,"ts":%b,"id":%d,%b}' % (point.ph.encode(), place, _us(point.ns), number, body)
@@ -230,7 +230,7 @@ def _own_row(name: str, spans: Sequence[Span]) -> Row:
     for span in sorted(spans, key=lambda s: (s.start_ns, -s.end_ns)):
         row.start.append(span.start_ns)
         row.end.append(span.end_ns)
-        args = b',"args":' + msgspec.json.encode(span.args) if span.args else b""
+        args = b',"args":' + checked(msgspec.json.encode(span.args)) if span.args else b""
         row.body.append(b'"name":%b,"cat":"tracetools"%b' % (string(span.name), args))
     row.lane = assign(row.start, row.end)
     return row
@@ -257,6 +257,8 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 
 
 def _row_title(name: str, tid: str, *, device: bool = False) -> str:
-    """The row's own name with its tid, which names of threads do not always hold."""
-    name = name.strip() or ("stream" if device else "thread")
-    return name if tid in name else tid if name in tid else f"{name} {tid}"
+    """The row's name with its tid, which names of threads do not always hold."""
+    name = name.strip()
+    if not name:
+        return tid if tid and not tid.isdecimal() else f"{'stream' if device else 'thread'} {tid}".strip()
+    return name if tid in name else f"{name} {tid}"
