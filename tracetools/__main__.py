@@ -1,0 +1,5 @@
+"""`python -m tracetools`."""
+
+from tracetools.cli import main
+
+main(prog_name="tracetools")
