@@ -171,6 +171,36 @@ def collect(
 
 
 @main.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to make; must be new or empty."
+)
+@click.option(
+    "--plant",
+    "plants",
+    metavar="CAUSE:MS",
+    multiple=True,
+    help="A known fault: MS of sleep per step in the Ray driver, e.g. data_processing:40.",
+)
+def demo(out: Path, plants: tuple[str, ...]) -> None:
+    """Train one tiny Megatron-Core GPT in two stacks, record both, and explain the difference.
+
+    A is plain (torchrun, one process per rank), B a Ray driver with one actor per rank. Needs tracetools[demo]; about a minute.
+    """
+    from tracetools.analysis import compare
+    from tracetools.demo.plant import parse_plant
+    from tracetools.demo.run import run_demo
+    from tracetools.render.terminal import print_diff
+
+    wanted = [parse_plant(p) for p in plants]
+    with _progress("training") as progress:
+        plain, ray = run_demo(out, plants=wanted, progress=progress)
+    result = compare(_analyze(_load(plain), None), _analyze(_load(ray), None))
+    _write_json(result, str(out / "diff.json"))
+    print_diff(result)
+    click.echo(f"\nIn {out}: run folders megatron and ray, diff.json. Next: tracetools breakdown {out / 'ray'}")
+
+
+@main.command()
 def profiles() -> None:
     """List the stack profiles: how each training stack is hooked, named and classified."""
     from tracetools.stackprofile import load_profile, profile_names
@@ -212,14 +242,14 @@ def _write_json(result: RunBreakdown | Diff, target: str) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
+def _progress(doing: str = "reading") -> Iterator[Any]:
     """A bar on a terminal, nothing in a pipe."""
     if not sys.stderr.isatty():
         yield None
         return
     from tracetools.render.terminal import progress_bar
 
-    with progress_bar() as update:
+    with progress_bar(doing) as update:
         yield update
 
 

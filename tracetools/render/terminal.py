@@ -323,13 +323,13 @@ def _print_problems(out: Console, problems: Sequence[tuple[str, Problem]]) -> No
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(doing: str) -> Iterator[Callable[[str, int, int], None]]:
     """On standard error; gone when done."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("reading", total=None)
+        task = progress.add_task(doing, total=None)
 
         def update(what: str, done: int, total: int) -> None:
-            progress.update(task, description=f"reading {clean(what, 50)}", completed=done, total=total)
+            progress.update(task, description=f"{doing} {clean(what, 50)}", completed=done, total=total)
 
         yield update
