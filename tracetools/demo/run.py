@@ -136,12 +136,13 @@ def _followed(half: str, options: Options, progress: Progress | None) -> Iterato
     report = progress
 
     def follow() -> None:
-        while True:
+        reported, ended = -1, False
+        while not ended:
             ended = over.wait(POLL_S)
             done = options.metrics.read_bytes().count(b"\n") if options.metrics.exists() else 0
-            report(half, done, options.steps)
-            if ended:
-                return
+            if done != reported:
+                report(half, done, options.steps)
+                reported = done
 
     follower = Thread(target=follow, name="demo-progress", daemon=True)
     follower.start()
