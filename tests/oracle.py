@@ -20,13 +20,14 @@ Cause = tuple[str | None, str]  # (region, kind)
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 COMMUNICATION = re.compile("nccl")
-COLLECTIVE = re.compile(r"^(c10d::|gloo:)")
+COLLECTIVE = re.compile(r"^(c10d::|gloo:|nccl:)")
 SYNCHRONISING = re.compile(r"^cuda(Device|Stream|Event)Synchronize$")
 REGIONS = {  # what torch names by itself; every other annotation is a region under its own name
     r"^Optimizer\.step#": "optimizer",
     r"^Optimizer\.zero_grad#": "zero_grad",
     r"^enumerate\(DataLoader\)": "data_loading",
     r"^autograd::engine::evaluate_function": "backward",
+    r"^forward_step$": "forward",
     r"^(nccl|gloo):": "collective",
     r"^c10d::": "collective",
 }
@@ -100,15 +101,17 @@ class _Process:
                             key=lambda e: e["ts"])  # fmt: skip
         self.launch_of = [self.launch(w) for w in self.work]
 
-    # A kernel's launch: one launch may own many kernels; correlation 0 means none; ids can repeat, so pair in time order.
+    # A kernel's launch: one launch may own many kernels; correlation 0 means none; ids can repeat, so pair in time order:
+    # the first call with the first kernel and so on where there are as many, else a kernel with the last call before it.
     def launch(self, work: Event) -> Event | None:
         number = work["args"]["correlation"]
-        if number == 0:
-            return None
         calls = [e for e in self.events if e["cat"] == "cuda_runtime" and e["args"].get("correlation") == number]
-        if not calls:
+        if number == 0 or not calls:
             return None
         calls.sort(key=lambda e: e["ts"])
+        owned = [w for w in self.work if w["args"]["correlation"] == number]
+        if len(owned) == len(calls):
+            return calls[next(i for i, w in enumerate(owned) if w is work)]
         before = [c for c in calls if c["ts"] <= work["ts"]]
         return before[-1] if before else calls[0]
 
@@ -120,7 +123,7 @@ class _Process:
         stream = work["args"]["stream"]
         linked = [w["ts"] for w, c in zip(self.work, self.launch_of, strict=True)
                   if c is not None and w["args"]["stream"] == stream]  # fmt: skip
-        return -1 if not linked or work["ts"] < min(linked) else None
+        return -1 if linked and work["ts"] < min(linked) else None
 
     # The boundary is max(CPU start of the step, end of the last device work launched before it).
     def boundary(self, at: int) -> int:
@@ -149,13 +152,15 @@ class _Process:
             unlinked=sum(w["dur"] for w, c in zip(self.work, self.launch_of, strict=True) if c is None),
         )
 
-    # A kernel belongs to the step whose CPU interval holds its launch call; a step runs to the next marker's start.
+    # A kernel belongs to the step whose CPU interval holds its launch call (a step runs to the next marker's start);
+    # one without a launch belongs to the step during which it starts.
     def count_kernels(self, steps: list[StepAccount]) -> None:
         until = [m["ts"] for m in self.marks[1:]] + [_end(self.marks[-1])]
         for w, call in zip(self.work, self.launch_of, strict=True):
             for step, mark, end in zip(steps, self.marks, until, strict=True):
-                if w["cat"] == "kernel" and call is not None and mark["ts"] <= call["ts"] < end:
-                    step.kernels += 1
+                by_launch = call is not None and mark["ts"] <= call["ts"] < end
+                by_time = call is None and step.start <= w["ts"] < step.end
+                step.kernels += w["cat"] == "kernel" and (by_launch or by_time)
 
     # ------------------------------------------------------------------ the partition
     # compute | exposed communication | exposed memory | idle, priority in that order, over the union of all streams.
@@ -177,46 +182,74 @@ class _Process:
     # CPU only: compute when the innermost operator on a training thread is not a collective, communication when a
     # collective runs (c10d::* on a training thread, gloo:* on gloo's threads), idle otherwise.
     def host_part(self, at: int) -> str:
-        for thread in {_thread(e) for e in self.events if e["cat"] == "cpu_op"}:
-            ops = [e for e in self.events if e["cat"] == "cpu_op" and _thread(e) == thread and _runs(e, at)]
-            inner = _innermost(ops)
-            if inner is not None and not COLLECTIVE.search(inner["name"]):
-                return "compute"
+        running = [self.operator(thread, at) for thread in self.training_threads()]
+        if any(name is not None and not COLLECTIVE.search(name) for name in running):
+            return "compute"
         return "comm" if self.host_communicates(at) else "idle"
 
     def host_communicates(self, at: int) -> bool:
-        return any(COLLECTIVE.search(e["name"]) for e in self.events
-                   if e["cat"] in ("cpu_op", "user_annotation") and _runs(e, at))  # fmt: skip
+        calls = [self.operator(thread, at) for thread in self.training_threads()]
+        annotations = [e["name"] for e in self.events if e["cat"] == "user_annotation" and _runs(e, at)]
+        return any(name is not None and COLLECTIVE.search(name) for name in (*calls, *annotations))
+
+    def operator(self, thread: Thread, at: int) -> str | None:
+        inner = _innermost(e for e in self.events if e["cat"] == "cpu_op" and _thread(e) == thread and _runs(e, at))
+        return None if inner is None else str(inner["name"])
+
+    def training_threads(self) -> list[Thread]:
+        """All that run operators but gloo's own, which annotate nothing but collectives."""
+        threads = sorted({_thread(e) for e in self.events if e["cat"] == "cpu_op"})
+        return [t for t in threads if not self.serves_collectives(t)]
+
+    def serves_collectives(self, thread: Thread) -> bool:
+        said = [e["name"] for e in self.events if e["cat"] == "user_annotation" and _thread(e) == thread]
+        return bool(said) and all(name.startswith("gloo:") for name in said)
 
     # ------------------------------------------------------------------ the causes
     def cause(self, at: int) -> Cause:
         """Who is charged with the idle microsecond `at`."""
+        # A gap ends with kernel K, launched by call L on thread T. (Several begin there: one with a launch speaks.)
+        closing = self.closing(at)
+        call = None if closing is None else self.launch_of[closing]
+        # What follows a launch whose device events were never recorded: the device may have been busy.
+        if self.follows_lost_launch(at):
+            return "unrecorded_launch", "unknown"
         # Profiler overhead events are `profiler_overhead`, not idle blamed on the user's code.
-        overhead = any(e["cat"] == "overhead" and _runs(e, at) for e in self.events)
-        # A gap ends with kernel K, launched by call L on thread T.
-        later = [i for i, w in enumerate(self.work) if w["ts"] > at and w["dur"] > 0]
+        if any(e["cat"] == "overhead" and _runs(e, at) for e in self.events):
+            return None, "profiler_overhead"
+        if closing is not None and call is None:  # nobody knows when and where K was launched
+            return None, "unknown"
         marker_thread = _thread(self.marks[0])
-        thread: Thread | None = marker_thread
-        kind = "host"
-        if later:
-            call = self.launch_of[later[0]]
-            if call is None:  # nobody knows when or where K was launched
-                thread, kind = None, "unknown"
-            else:
-                thread = _thread(call)
-                kind = "host" if at < call["ts"] else "launch_latency"
-        if overhead:
-            kind = "profiler_overhead"
-        elif kind == "host" and thread is not None and self.synchronises(thread, at):
-            kind = "sync"
-        if thread is None:
-            return None, kind
-        region = self.region(thread, at)
-        if region is None:
-            region = self.region(marker_thread, at)
+        thread = marker_thread if call is None else _thread(call)
+        # Up to the start of L: host time, or `sync` inside a synchronising call. From L to K's start: launch latency,
+        # or waiting on another stream where the trace shows it.
+        if closing is None or call is None or at < call["ts"]:
+            kind = "sync" if self.synchronises(thread, at) else "host"
+        else:
+            kind = "dependency" if self.waits(self.work[closing]["args"]["stream"], at) else "launch_latency"
+        # The innermost region active on T; where T has none, the thread that carries the step's marker speaks for it.
+        region = self.region(thread, at) or self.region(marker_thread, at)
         if region is None and self.between_steps(at):
             region = "between_steps"
         return region, kind
+
+    def closing(self, at: int) -> int | None:
+        """Index of the work that ends the gap that holds `at`."""
+        later = [i for i, w in enumerate(self.work) if w["ts"] > at and w["dur"] > 0]
+        together = [i for i in later if self.work[i]["ts"] == self.work[later[0]]["ts"]]
+        together.sort(key=lambda i: self.launch_of[i] is None)
+        return together[0] if together else None
+
+    def follows_lost_launch(self, at: int) -> bool:
+        owned = {w["args"]["correlation"] for w in self.work}
+        lost = [e["ts"] for e in self.events if e["cat"] == "cuda_runtime" and "Launch" in e["name"]
+                and e["args"].get("correlation") and e["args"]["correlation"] not in owned]  # fmt: skip
+        gap_began = max([_end(w) for w in self.work if _end(w) <= at and w["dur"] > 0], default=-1)
+        return any(gap_began <= ts <= at for ts in lost)
+
+    def waits(self, stream: int, at: int) -> bool:
+        return any(e["cat"] == "cuda_sync" and e["name"] == "Stream Wait Event" and e["args"]["stream"] == stream
+                   and _runs(e, at) for e in self.events)  # fmt: skip
 
     def synchronises(self, thread: Thread, at: int) -> bool:
         return any(SYNCHRONISING.match(e["name"]) for e in self.events if _thread(e) == thread and _runs(e, at))
