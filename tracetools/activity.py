@@ -71,7 +71,7 @@ def training_threads(classified: Classified, collective: Bool) -> list[int]:
     ev = classified.trace.events
     operators = ev.category == Category.CPU_OP
     serving = collective & (ev.category == Category.USER_ANNOTATION)
-    threads = np.unique(ev.thread[operators & ~collective])
+    threads = np.unique(ev.thread[operators])
     served = np.unique(ev.thread[serving])
     own = np.unique(ev.thread[(ev.category == Category.USER_ANNOTATION) & ~collective])
     return [int(t) for t in threads if t not in served or t in own]

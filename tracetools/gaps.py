@@ -120,12 +120,10 @@ def _split_at_launches(
 
 
 def _closing_work(work: Work, gaps: Spans) -> Int64:
-    """Index of the work that begins where each gap ends, linked work first; NONE where none does."""
+    """Index of the work that ends each gap (where the steps end first: the next work), linked first; NONE where none does."""
     order = np.lexsort((work.launch == NONE, work.start))
     index = np.searchsorted(work.start[order], gaps.end, side="left")
-    found = index < len(order)
-    candidate = order[np.minimum(index, len(order) - 1)]
-    return np.where(found & (work.start[candidate] == gaps.end), candidate, NONE)
+    return np.where(index < len(order), order[np.minimum(index, len(order) - 1)], NONE)
 
 
 def _stream_key(classified: Classified, rows: Int64) -> Int64:
