@@ -251,7 +251,7 @@ def _odd_steps(found: Explained, steps: tuple[StepBreakdown, ...]) -> list[Probl
     if len(walls) >= 3:
         for i, step in enumerate(steps):
             others = float(np.median(np.delete(walls, i)))
-            if walls[i] > OUTLIER * others:
+            if walls[i] > OUTLIER * others > 0:
                 what = "first step, warm-up?" if i == 0 else "outlier"
                 detail = f"{step.name} lasts {walls[i] / others:.1f} times the median of the other steps ({what})"
                 problems.append(Problem("outlier_step", 1, detail))

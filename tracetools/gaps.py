@@ -231,7 +231,8 @@ def _overhead(segments: Segments, classified: Classified) -> Segments:
     if not len(rows):
         return segments
     mine, inside = segments.cut(_presence(union(ev.start[rows], ev.end[rows])))
-    mine = replace(mine, kind=np.where((inside == 1) & (mine.kind != UNKNOWN), PROFILER_OVERHEAD, mine.kind))
+    known_idle = (mine.kind != UNKNOWN) | (mine.region == NONE)  # after a launch whose work was lost it may be no idle time
+    mine = replace(mine, kind=np.where((inside == 1) & known_idle, PROFILER_OVERHEAD, mine.kind))
     return replace(mine, region=np.where(mine.kind == PROFILER_OVERHEAD, NONE, mine.region))
 
 
