@@ -16,7 +16,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # one thread per rank in both halves: two ranks fit on two cores
     "TORCHDYNAMO_DISABLE": "1",  # megatron-core's fused functions are compiled at run time: no compiler is asked for
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # as Megatron-LM wants it
-    "GLOO_SOCKET_IFNAME": "lo",  # one host, perhaps without a network
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # one host, perhaps without a network
     "KINETO_LOG_LEVEL": "6",  # no line per start and stop of the profiler
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",  # nobody else may use the demo's Ray; without one of ours, Ray leaves a token file in $HOME
