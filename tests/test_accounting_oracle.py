@@ -49,7 +49,7 @@ def markers(draw: st.DrawFn) -> list[Event]:
 
 
 @st.composite
-def annotations(draw: st.DrawFn, last: int) -> list[Event]:
+def named_spans(draw: st.DrawFn, last: int) -> list[Event]:
     """Named spans anywhere on two threads: they nest, touch and bleed over each other's ends."""
     names = [
         "forward_step",
@@ -134,8 +134,10 @@ def noise(draw: st.DrawFn, last: int) -> list[Event]:
 def device_traces(draw: st.DrawFn) -> list[Event]:
     marks = draw(markers())
     last = int(marks[-1]["ts"] + marks[-1]["dur"]) + 4
-    parts = marks + draw(annotations(last)) + draw(device_events(last)) + draw(noise(last))
-    return draw(st.permutations(parts)) if draw(st.booleans()) else parts
+    parts = marks + draw(named_spans(last)) + draw(device_events(last)) + draw(noise(last))
+    if draw(st.booleans()):  # files are not sorted
+        return draw(st.permutations(parts))
+    return parts
 
 
 @st.composite
@@ -152,13 +154,14 @@ def host_traces(draw: st.DrawFn) -> list[Event]:
         region("gloo:all_reduce", at, draw(lengths), tid=GLOO)
         for at in draw(st.lists(st.integers(EPOCH, last), max_size=3))
     ]
-    if gloo and draw(st.booleans()):
+    stray: bool = draw(st.booleans())
+    if gloo and stray:
         ops.append(op("aten::copy_", draw(st.integers(EPOCH, last)), draw(lengths), tid=GLOO))
     anchors = [
         op("aten::mm", EPOCH, 1),
         region("hook", EPOCH, 0, tid=AUTOGRAD),
     ]  # OPEN: see the xfail on nccl annotations
-    return [*marks, *draw(annotations(last)), *draw(noise(last)), *ops, *gloo, *anchors]
+    return [*marks, *draw(named_spans(last)), *draw(noise(last)), *ops, *gloo, *anchors]
 
 
 # ---------------------------------------------------------------- comparison
