@@ -1,11 +1,12 @@
 """The whole way for a run: every process through every stage.
 
-In: a `Run` (or two) and a stack profile. Out: `RunBreakdown`, `Diff`. The public functions `analyze`, `compare`, `write_report`.
+In: a `Run` (or two) and a stack profile. Out: `RunBreakdown`, `Diff`, files. The public functions `analyze`, `compare`, `write_report`.
 Knows the order of the stages and which process drives which; each stage knows only its own.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from tracetools.steps import Markers, find_markers, find_steps
 
 if TYPE_CHECKING:
     from tracetools.diff import Diff
+    from tracetools.load.run import Progress
+    from tracetools.render.perfetto import Tally
 
 DRIVEN = ("policy", "generation", "other")
 
@@ -102,3 +105,27 @@ def write_report(result: RunBreakdown | Diff, path: Path | str) -> None:
     from tracetools.render.jsonout import render
 
     write_atomically(Path(path), render(result))
+
+
+def export_run(run: Run, out: Path, profile: StackProfile | None = None, progress: Progress | None = None) -> Tally:
+    """Write the run as one Chrome-JSON file for Perfetto, compressed where the name ends in .gz. Returns what it holds."""
+    from tracetools.load.document import Document, read_document
+    from tracetools.output import write_atomically
+    from tracetools.render.perfetto import Tally, chrome_trace, gzipped, tracks_of
+    from tracetools.render.rawrows import RawEvent
+
+    rules = profile_for(run, profile)
+    tracks = [tracks_of(found, break_down(found, rules)) for found in explain_run(run, rules)]
+    source = Path(run.path)
+    done = count()
+
+    def read(process: Process) -> Document[RawEvent]:
+        file = source / process.trace.file if source.is_dir() else source
+        if progress:
+            progress(file.name, next(done), len(tracks))
+        return read_document(file, RawEvent)
+
+    tally = Tally()
+    pieces = chrome_trace(run, tracks, read, tally)
+    write_atomically(out, gzipped(pieces) if out.suffix == ".gz" else pieces)
+    return tally

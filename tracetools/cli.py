@@ -212,6 +212,30 @@ def profiles() -> None:
         )
 
 
+@main.command()
+@trace_argument
+@profile_option
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="OUT.json.gz, or OUT.json.",
+)
+def export(trace: Path, profile: str | None, out: Path) -> None:
+    """One Perfetto file of a whole run: steps, idle causes and regions of every process beside its original events."""
+    from tracetools.analysis import export_run
+
+    run = _load(trace)
+    with _progress("writing") as progress:
+        tally = export_run(run, out, _profile(profile), progress)
+    left_out = "; ".join(f"{n} {why}" for why, n in sorted(tally.left_out.items()) if n)
+    click.echo(f"{out}: {tally.slices:,} slices, {tally.flows:,} arrows. Open it at https://ui.perfetto.dev")
+    if left_out:
+        click.echo(f"left out: {left_out}", err=True)
+
+
 def _profile(name: str | None) -> StackProfile | None:
     from tracetools.stackprofile import load_profile
 

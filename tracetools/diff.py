@@ -133,7 +133,7 @@ def diff(a: RunBreakdown, b: RunBreakdown, *, skip: int = 0) -> Diff:
         kernel_classes=_classes(a, b),
         noise_ns=_noise(table_a, table_b),
         coverage=(_coverage(a), _coverage(b)),
-        problems=tuple((side, p) for side, run in (("a", a), ("b", b)) for p in _all_problems(run)),
+        problems=tuple((side, p) for side, run in (("a", a), ("b", b)) for p in run.all_problems),
     )
 
 
@@ -297,16 +297,6 @@ def _coverage(run: RunBreakdown) -> Coverage:
         outside_steps_ns=sum(c.outside_steps_ns for c in rows),
         idle_explained_ns=sum(c.idle_explained_ns for c in rows),
     )
-
-
-def _all_problems(run: RunBreakdown) -> list[Problem]:
-    several = len(run.processes) > 1
-    own = [
-        Problem(p.kind, p.count, f"{process.file}: {p.detail}" if several else p.detail)
-        for process in run.processes
-        for p in process.problems
-    ]
-    return [*run.problems, *own]
 
 
 # ---------------------------------------------------------------- words

@@ -304,3 +304,22 @@ class RunBreakdown:
     problems: tuple[Problem, ...]
     profiler: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+
+    @property
+    def all_problems(self) -> tuple[Problem, ...]:
+        """Of the run and of its processes; what several processes share is said once."""
+        shared: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        for process in self.processes:
+            for p in process.problems:
+                shared.setdefault((p.kind, p.detail), []).append((process.file, p.count))
+        own = []
+        for (kind, detail), where in shared.items():
+            total = sum(count for _, count in where)
+            if len(self.processes) > 1:
+                detail = (
+                    f"{where[0][0]}: {detail}"
+                    if len(where) == 1
+                    else f"{detail} (in {len(where)} of {len(self.processes)} files)"
+                )
+            own.append(Problem(kind, total, detail))
+        return (*self.problems, *own)

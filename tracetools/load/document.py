@@ -63,7 +63,7 @@ _TRUNCATED = "Input data was truncated"
 # Files that are often mistaken for a Kineto trace, by a key only they have.
 LOOKALIKES = {
     "nodes": "a PyTorch execution trace (Chakra), which holds no times of the device",
-    "rocprofiler-sdk-tool": "the output of rocprofv3; export it with --output-format json of torch.profiler or use its pftrace",
+    "rocprofiler-sdk-tool": "the output of rocprofv3, which is not in Chrome's format",
     "resourceSpans": "an OpenTelemetry export",
     "segments": "a CUDA memory snapshot",
 }

@@ -177,7 +177,7 @@ def print_breakdown(run: RunBreakdown) -> None:
                 style="dim",
             )
         )
-    _print_problems(out, _labelled(run))
+    _print_problems(out, [("", p) for p in run.all_problems])
 
 
 def _print_process(out: Console, p: ProcessBreakdown) -> None:
@@ -299,16 +299,10 @@ def print_info(run: Run, result: RunBreakdown) -> None:
         out.print(Text(f"profiler options: {', '.join(result.profiler)}", style="dim"))
     if all(p.device == "cpu" for p in result.processes):
         out.print(Text("No device events: the host's operators stand in for the device.", style="dim"))
-    _print_problems(out, _labelled(result))
+    _print_problems(out, [("", p) for p in result.all_problems])
 
 
 # ---------------------------------------------------------------- shared
-
-
-def _labelled(run: RunBreakdown) -> list[tuple[str, Problem]]:
-    rows = [("", p) for p in run.problems]
-    several = len(run.processes) > 1
-    return rows + [(f"{clean(p.file, 50)}: " if several else "", q) for p in run.processes for q in p.problems]
 
 
 def _print_problems(out: Console, problems: Sequence[tuple[str, Problem]]) -> None:

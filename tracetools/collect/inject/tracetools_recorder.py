@@ -139,7 +139,7 @@ class Recorder:
             self._start()
         if self.over_at is not None and not self.done:
             self._finish_now()
-        if self.profiler is None:
+        if not recording:  # not yet, no more, or just being written
             return _Marker(number, None, 0)
         span = region(f"tracetools.step#{number}")
         span.__enter__()
@@ -299,15 +299,29 @@ def wait_for_workers(ask: bool = True) -> None:
     deadline = time.monotonic() + PATIENCE_S
     asked = not ask
     while time.monotonic() < deadline:
-        others = [
+        names = [
             f for f in os.listdir(_state.out) if f.startswith(waiting_for) and f.endswith(".json") and f not in mine
         ]
-        if not others:
+        if not any(_may_be_alive(os.path.join(_state.out, name)) for name in names):
             return
         if not asked:
             _write(os.path.join(_state.out, STOP_FILE), {})
             asked = True
         time.sleep(0.05)
+
+
+def _may_be_alive(announcement: str) -> bool:
+    """False where the process that announced itself in this file is known to be gone. Of other hosts nothing is known."""
+    try:
+        with open(announcement, encoding="utf-8") as file:
+            who = json.load(file)
+        if who["host"] == socket.gethostname():
+            os.kill(who["pid"], 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def identity() -> dict[str, Any]:
