@@ -125,13 +125,13 @@ def _pair_in_time(called: Int64, started: Int64, launches: Int64) -> Int64:
 
 
 def _before_first_linked(trace: Trace, row: Int64, linked: Bool) -> Bool:
-    """Work that runs before the first linked work of its (device, stream)."""
+    """Work that runs before the first linked work of its (device, stream). A stream that is never linked tells nothing."""
     ev = trace.events
     key = ev.device[row].astype(np.int64) << 40 | (ev.stream[row] & 0xFFFFFFFFFF)
     unique, stream = np.unique(key, return_inverse=True)
     first = np.full(len(unique), np.iinfo(np.int64).max)
     np.minimum.at(first, stream[linked], ev.start[row][linked])
-    return ev.start[row] < first[stream]
+    return (ev.start[row] < first[stream]) & (first[stream] < np.iinfo(np.int64).max)
 
 
 def _link_problems(trace: Trace, profile: StackProfile, work: Work, reused: int) -> list[Problem]:
