@@ -18,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from tracetools import __version__
 from tracetools.load.document import Document
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tracetools.breakdown import Explained
 
 FIRST_ID = 1001  # of processes and rows: never 0, never one that a viewer gives a meaning
+COLLECTIVE = "collective"  # the region of collectives in profiles/torch.toml
 PIECE = 4096  # events per piece of output
 PARTS = ("compute_ns", "exposed_comm_ns", "exposed_memory_ns", "idle_ns")  # of a step
 _DIGITS = re.compile(r"(\d+)")
@@ -81,12 +83,22 @@ def tracks_of(found: Explained, figures: ProcessBreakdown | None = None) -> Proc
         steps.append(Span(step.start_ns, step.end_ns, step.name, args))
     regions: dict[str, list[Span]] = {}
     spans, threads = found.classified.regions, found.process.trace.threads
+    telling = _telling_threads(found)
     columns = (spans.start, spans.end, spans.name, spans.thread)
     for start, end, name, thread in zip(*(c.tolist() for c in columns), strict=True):
+        if thread not in telling:
+            continue
         regions.setdefault(_row_title(threads[thread].name, threads[thread].tid), []).append(
             Span(start, end, spans.names[name])
         )
     return ProcessTracks(found.process, steps, _causes(found), regions)
+
+
+def _telling_threads(found: Explained) -> set[int]:
+    """Threads whose regions are worth a row: not those that do nothing but serve collectives, of which gloo has dozens."""
+    spans = found.classified.regions
+    other = [i for i, name in enumerate(spans.names) if name != COLLECTIVE]
+    return {int(t) for t in spans.thread[np.isin(spans.name, other)]}
 
 
 def _causes(found: Explained) -> list[Span]:
