@@ -9,7 +9,8 @@ import pytest
 from builders import Event, kernel, launch, region, step, write
 
 from tracetools.analysis import analyze
-from tracetools.diff import Diff, diff
+from tracetools.diff import diff
+from tracetools.diff_records import Diff
 from tracetools.errors import TracetoolsError
 from tracetools.load import load_run
 from tracetools.model import Card, RunBreakdown

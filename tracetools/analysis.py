@@ -20,7 +20,7 @@ from tracetools.stackprofile import DEFAULT_PROFILE, StackProfile, load_profile
 from tracetools.steps import Markers, find_markers, find_steps
 
 if TYPE_CHECKING:
-    from tracetools.diff import Diff
+    from tracetools.diff_records import Diff
     from tracetools.load.run import Progress
     from tracetools.render.perfetto import Tally
 

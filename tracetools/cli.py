@@ -18,7 +18,7 @@ from tracetools import __version__
 from tracetools.errors import EXIT_OK, TracetoolsError
 
 if TYPE_CHECKING:
-    from tracetools.diff import Diff
+    from tracetools.diff_records import Diff
     from tracetools.model import Run, RunBreakdown
     from tracetools.stackprofile import StackProfile
 

@@ -10,103 +10,20 @@ Knows nothing of files and formats.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracetools.diff_records import ClassDelta, Diff, PerToken, Row, StepDelta
 from tracetools.match import Matched, RunStep, match, working
-from tracetools.model import Coverage, KernelClass, Problem, RunBreakdown, StepBreakdown
+from tracetools.model import Coverage, KernelClass, RunBreakdown, StepBreakdown
+from tracetools.verdict import comparability, sentence, side, verdict
 
 RESAMPLES = 2000
 SEED = 20260101
-SAME = 0.01  # an interval within 1 % of the step on both sides of zero is no difference
 Key = tuple[str, str | None, str | None, str | None]  # part, process, region, kind
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What one side of the comparison is. `ranks` are those compared."""
-
-    path: str
-    stack: str | None
-    device: str | None
-    world_size: int | None
-    ranks: tuple[int | None, ...]
-    steps: tuple[str, ...]
-    tokens_per_step: int | None  # of one rank
-
-
-@dataclass(frozen=True, slots=True)
-class Comparability:
-    what: str
-    a: str | None
-    b: str | None
-    severity: str  # "note", "warning"
-
-
-@dataclass(frozen=True, slots=True)
-class StepDelta:
-    a: int
-    b: int
-    delta: int
-    ratio: float | None
-    interval: tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class PerToken:
-    a: float
-    b: float
-    ratio: float
-    interval: tuple[float, float] | None  # of the ratio
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One signed part of the waterfall. For idle time, who caused it; `process` is "rank" for the rank itself."""
-
-    part: str
-    process: str | None
-    region: str | None
-    kind: str | None
-    a_ns: int
-    b_ns: int
-    delta_ns: int
-    interval: tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class ClassDelta:
-    """Per step of one rank. delta = from_count + from_duration."""
-
-    name: str
-    count_a: float
-    count_b: float
-    total_a_ns: int
-    total_b_ns: int
-    delta_ns: int
-    from_count_ns: int
-    from_duration_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Diff:
-    verdict: str  # slower, faster, no difference, inconclusive: B against A
-    sentence: str
-    a: Side
-    b: Side
-    comparability: tuple[Comparability, ...]
-    pairing: str
-    step: StepDelta
-    per_token: PerToken | None
-    waterfall: tuple[Row, ...]
-    kernel_classes: tuple[ClassDelta, ...]
-    noise_ns: int | None
-    coverage: tuple[Coverage, Coverage]
-    problems: tuple[tuple[str, Problem], ...]
 
 
 def diff(a: RunBreakdown, b: RunBreakdown, *, skip: int = 0) -> Diff:
@@ -114,18 +31,16 @@ def diff(a: RunBreakdown, b: RunBreakdown, *, skip: int = 0) -> Diff:
     matched = match(a, b, skip)
     keys = _keys(matched)
     table_a, table_b = _table(matched.a, keys), _table(matched.b, keys)
-    samples = _bootstrap(table_a, table_b)
-    waterfall, step = _waterfall(keys, table_a, table_b, samples)
-    verdict = _verdict(step)
-    side_a, side_b = _side(a, matched.a), _side(b, matched.b)
-    comparability = _comparability(a, b, side_a, side_b)
+    waterfall, step = _waterfall(keys, table_a, table_b, _bootstrap(table_a, table_b))
+    side_a, side_b = side(a, matched.a), side(b, matched.b)
     per_token = _per_token(matched)
+    found = verdict(step)
     return Diff(
-        verdict=verdict,
-        sentence=_sentence(verdict, step, waterfall, per_token),
+        verdict=found,
+        sentence=sentence(found, step, waterfall, per_token),
         a=side_a,
         b=side_b,
-        comparability=comparability,
+        comparability=comparability(a, b, side_a, side_b),
         pairing=matched.how,
         step=step,
         per_token=per_token,
@@ -133,7 +48,7 @@ def diff(a: RunBreakdown, b: RunBreakdown, *, skip: int = 0) -> Diff:
         kernel_classes=_classes(a, b),
         noise_ns=_noise(table_a, table_b),
         coverage=(_coverage(a), _coverage(b)),
-        problems=tuple((side, p) for side, run in (("a", a), ("b", b)) for p in run.all_problems),
+        problems=tuple((which, p) for which, run in (("a", a), ("b", b)) for p in run.all_problems),
     )
 
 
@@ -297,106 +212,3 @@ def _coverage(run: RunBreakdown) -> Coverage:
         outside_steps_ns=sum(c.outside_steps_ns for c in rows),
         idle_explained_ns=sum(c.idle_explained_ns for c in rows),
     )
-
-
-# ---------------------------------------------------------------- words
-
-
-def _side(run: RunBreakdown, steps: Sequence[RunStep]) -> Side:
-    processes = working(run)
-    tokens = [s.tokens for s in steps]
-    known = [t for t in tokens if t is not None]
-    return Side(
-        path=run.path,
-        stack=run.stack,
-        device=_common([p.device for p in processes]),
-        world_size=next((p.world_size for p in processes if p.world_size), None),
-        ranks=tuple(p.rank for p in processes),
-        steps=tuple(s.name for s in steps),
-        tokens_per_step=round(sum(known) / len(known)) if known and len(known) == len(tokens) else None,
-    )
-
-
-def _common(values: Sequence[str | None]) -> str | None:
-    distinct = list(dict.fromkeys(v for v in values if v))
-    return " and ".join(distinct) if distinct else None
-
-
-def _comparability(a: RunBreakdown, b: RunBreakdown, side_a: Side, side_b: Side) -> tuple[Comparability, ...]:
-    """What differs between the sides besides what is measured."""
-    checks: list[tuple[str, Callable[[RunBreakdown, Side], str | None], str]] = [
-        ("device", lambda _, s: s.device, "warning"),
-        ("world size", lambda _, s: None if s.world_size is None else str(s.world_size), "warning"),
-        ("ranks compared", lambda _, s: _ranks(s.ranks), "warning"),
-        ("steps", lambda _, s: str(len(s.steps)), "note"),
-        (
-            "tokens per step and rank",
-            lambda _, s: None if s.tokens_per_step is None else str(s.tokens_per_step),
-            "note",
-        ),
-        ("profiler options", lambda r, _: ", ".join(r.profiler) or "none", "warning"),
-        ("steps found by", lambda r, _: ", ".join(dict.fromkeys(p.steps_from for p in working(r))), "note"),
-        ("stack profile", lambda r, _: r.stack, "note"),
-    ]
-    found = []
-    for what, value, severity in checks:
-        x, y = value(a, side_a), value(b, side_b)
-        if x != y:
-            found.append(Comparability(what, x, y, severity))
-    return tuple(found)
-
-
-def _ranks(ranks: Sequence[int | None]) -> str | None:
-    known = [r for r in ranks if r is not None]
-    if not known:
-        return None
-    if len(known) > 2 and known == list(range(known[0], known[-1] + 1)):
-        return f"{known[0]}-{known[-1]}"
-    return ", ".join(map(str, known))
-
-
-def _verdict(step: StepDelta) -> str:
-    if step.delta == 0:
-        return "no difference"
-    if step.interval is None:
-        return "inconclusive"
-    low, high = step.interval
-    if low > 0:
-        return "slower"
-    if high < 0:
-        return "faster"
-    return "no difference" if max(-low, high) <= SAME * step.a else "inconclusive"
-
-
-def _sentence(verdict: str, step: StepDelta, rows: Sequence[Row], per_token: PerToken | None) -> str:
-    change = f"{abs(step.delta) / 1e6:.2f} ms per step"
-    ratio = f" ({step.ratio:.2f}x)" if step.ratio is not None else ""
-    lengths = f"{step.a / 1e6:.2f} -> {step.b / 1e6:.2f} ms"
-    if verdict in ("slower", "faster"):
-        head = f"B is {verdict} by {change}{ratio}, {lengths}"
-    elif verdict == "no difference":
-        head = f"No difference: {lengths}{ratio}"
-    elif step.interval is None:
-        direction = "longer" if step.delta > 0 else "shorter"
-        head = (
-            f"B's step is {change} {direction}{ratio}, {lengths}, but a single step on a side says nothing about noise"
-        )
-    else:
-        head = f"Inconclusive: {lengths}{ratio}, and the steps scatter more than they differ"
-    with_step = [r for r in rows if r.delta_ns * step.delta > 0]
-    biggest = sorted(with_step, key=lambda r: -abs(r.delta_ns))[:3]
-    why = ", ".join(f"{label(r)} {r.delta_ns / 1e6:+.2f} ms" for r in biggest)
-    tokens = f"; per token {per_token.ratio:.2f}x" if per_token else ""
-    return f"{head}{tokens}{f': mostly {why}' if why and verdict != 'no difference' else ''}."
-
-
-def label(row: Row) -> str:
-    """How reports call a part: `compute`, `driver: data_processing`, `backward (launch latency)`."""
-    if row.part != "idle":
-        return row.part.replace("_", " ").replace("comm", "communication")
-    region = row.region or ("no region" if row.kind in ("host", "sync") else None)
-    who = f"{row.process}: " if row.process == "driver" else ""
-    kind = (row.kind or "").replace("_", " ")
-    if region is None:
-        return f"{who}{kind}"
-    return f"{who}{region}" if row.kind == "host" else f"{who}{region} ({kind})"

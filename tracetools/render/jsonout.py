@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tracetools.diff import Diff
+from tracetools.diff_records import Diff
 from tracetools.model import Card, Cause, Problem, ProcessBreakdown, RunBreakdown, StepBreakdown
 
 BREAKDOWN_SCHEMA = "tracetools.breakdown/1"

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from tracetools.diff import ClassDelta, Diff, Row, Side, label
+from tracetools.diff_records import ClassDelta, Diff, Row, Side
 from tracetools.match import working
 from tracetools.model import Cause, Problem, ProcessBreakdown, Run, RunBreakdown, StepBreakdown
 from tracetools.render.grid import Column, Grid
+from tracetools.verdict import label
 
 PIPE_WIDTH = 120
 BAR_WIDTH = 20
