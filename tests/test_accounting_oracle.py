@@ -339,6 +339,26 @@ def test_steps_that_a_backlog_swallows_have_no_ratio(tmp_path: Path) -> None:
     assert [s.wall_ns // US for s in found.steps] == [300, 0, 0]
 
 
+def test_an_id_used_twice_pairs_in_time_order(tmp_path: Path) -> None:
+    # id 9 is called at 5 and at 15, its kernels run at 20 and 40: the first call owns the first, though both came before it.
+    # 0-5 host; 5-20 latency; 25-40 latency of the second, called at 15.
+    events = later(
+        step(0, 0, 50), launch(5, 9), launch(15, 9), kernel("gemm", 20, 5, 9), kernel("gemm", 40, 10, 9),
+    )  # fmt: skip
+    found, _ = compare(tmp_path, events)
+    assert causes(found.steps[0]) == {(None, "host"): 5, (None, "launch_latency"): 30}
+
+
+def test_of_work_that_begins_together_a_linked_one_speaks_for_the_gap(tmp_path: Path) -> None:
+    # At 20 two kernels begin; the longer one has no launch, the other was launched at 15.
+    events = later(
+        step(0, 0, 40), launch(0, 1), kernel("gemm", 0, 10, 1), launch(15, 2),
+        kernel("gemm", 20, 20, 0), kernel("gemm", 20, 10, 2, stream=20),
+    )  # fmt: skip
+    found, _ = compare(tmp_path, events)
+    assert causes(found.steps[0]) == {(None, "host"): 5, (None, "launch_latency"): 5}
+
+
 # ---------------------------------------------------------------- where the product does not follow the rules yet
 def differs(why: str) -> pytest.MarkDecorator:
     """Fails today; strict, so that whoever mends it must take the mark away."""

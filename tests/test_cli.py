@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -87,6 +88,26 @@ def test_no_width_cuts_a_number(a: Path, b: Path, columns: str) -> None:
 
     for number in ("0.100", "0.150", "+0.050", "+0.060"):  # the steps, their difference, setup
         assert number in done.stdout
+
+
+def test_export_is_one_file_that_a_strict_parser_reads(a: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json.gz"
+    done = tracetools("export", a, "-o", out)
+    events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
+    slices = [(e["name"], e["ts"]) for e in events if e["ph"] == "X"]
+
+    # 3 steps, 3 launches and 3 kernels of the file; 3 steps and, of each, host time and launch latency of ours
+    assert len(slices) == 9 + 3 + 6
+    assert done.stdout == f"{out}: 18 slices, 0 arrows. Open it at https://ui.perfetto.dev\n"
+    assert {name for name, _ in slices} == {
+        "ProfilerStep#0",
+        "ProfilerStep#1",
+        "ProfilerStep#2",
+        "cudaLaunchKernel",
+        "gemm",
+        "host",
+        "launch_latency",
+    }
 
 
 def test_names_from_a_trace_are_never_markup_or_control_codes(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Activity:
     kernels: Spans
     busy: Spans
     on_device: bool
-    kernel_starts: Int64  # of kernels (of operators on a CPU), in order
+    kernel_starts: Int64  # in order; operators are no kernels
 
 
 def activity_of(classified: Classified, profile: StackProfile) -> Activity:
@@ -54,8 +54,7 @@ def _host_activity(classified: Classified, profile: StackProfile) -> Activity:
         comm_parts.append(spans_of(line, 1))
     compute, comm = merge(*compute_parts), merge(*comm_parts)
     busy = merge(compute, comm)
-    operators = ev.where(Category.CPU_OP)
-    return Activity(compute, comm, busy, busy, False, ev.start[operators])
+    return Activity(compute, comm, busy, busy, False, ev.start[:0])
 
 
 def collective_names(classified: Classified, profile: StackProfile) -> Bool:

@@ -216,7 +216,7 @@ def _step_cells(s: StepBreakdown, *, on_device: bool) -> list[str]:
     overlapped = share(s.overlapped_comm_ns, s.comm_ns)
     return [
         clean(s.name, 34), ms(s.wall_ns), ms(s.compute_ns), ms(s.exposed_comm_ns), ms(s.exposed_memory_ns) if on_device else "n/a",
-        ms(s.idle_ns), share(s.idle_ns, s.wall_ns), overlapped, f"{s.kernels:,}", "n/a" if s.card.tokens is None else f"{s.card.tokens:,}",
+        ms(s.idle_ns), share(s.idle_ns, s.wall_ns), overlapped, f"{s.kernels:,}" if on_device else "n/a", "n/a" if s.card.tokens is None else f"{s.card.tokens:,}",
     ]  # fmt: skip
 
 
