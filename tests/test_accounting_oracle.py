@@ -359,13 +359,9 @@ def test_of_work_that_begins_together_a_linked_one_speaks_for_the_gap(tmp_path: 
     assert causes(found.steps[0]) == {(None, "host"): 5, (None, "launch_latency"): 5}
 
 
-# ---------------------------------------------------------------- where the product does not follow the rules yet
-def differs(why: str) -> pytest.MarkDecorator:
-    """Fails today; strict, so that whoever mends it must take the mark away."""
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=why)
+# ---------------------------------------------------------------- once the product and the rules differed here
 
 
-@differs("kernels of a step are counted by the time they start, the rule says by the step that holds their launch")
 def test_kernels_are_counted_in_the_step_that_launched_them(tmp_path: Path) -> None:
     # Stream 7 works off step 0's long kernel until 60; step 1's kernel on stream 20 runs meanwhile, at 45.
     # On the device step 1 begins at 60, but both of its kernels were launched in it: 1 and 2 kernels, not 2 and 1.
@@ -379,7 +375,6 @@ def test_kernels_are_counted_in_the_step_that_launched_them(tmp_path: Path) -> N
     assert [s.kernels for s in product(tmp_path, events)[0].steps] == [1, 2]
 
 
-@differs("between_steps is given to host time only: a wait between two markers has no region")
 @pytest.mark.parametrize("kind", ["sync", "launch_latency"])
 def test_all_that_lies_between_markers_is_between_steps(tmp_path: Path, kind: str) -> None:
     # Markers 0-20 and 40-60. 20-40 idle: inside cudaStreamSynchronize (loss.item() for the log), or after the launch at 20.
@@ -392,7 +387,6 @@ def test_all_that_lies_between_markers_is_between_steps(tmp_path: Path, kind: st
     assert causes(product(tmp_path, events)[0].steps[0]) == {("between_steps", kind): 20}
 
 
-@differs("host time after the last marker is called between_steps, though no step follows")
 def test_after_the_last_marker_nothing_lies_between_steps(tmp_path: Path) -> None:
     # k1, launched at 5 in step 0, ends at 60. On stream 20 k2, launched at 30 after the marker's end, runs 40-45.
     # 20-30 is host time, 30-40 k2's latency, 45-55 k1's.
@@ -414,7 +408,6 @@ def test_a_stream_without_any_launch_moves_no_boundary(tmp_path: Path) -> None:
     assert [s.wall_ns // US for s in product(tmp_path, events)[0].steps] == [100, 100, 100]
 
 
-@differs("a launch whose events were lost makes only the gap doubtful in which it is called, not the one that follows")
 def test_a_lost_launch_just_before_a_gap_makes_it_doubtful(tmp_path: Path) -> None:
     # The graph of launch 2 was not recorded. It was called at 8, while k1 still ran (0-10): its kernels ran in the gap
     # 10-100, in front of k3 on the same stream. Charging 92 us to the host as a fact is wrong.
@@ -425,9 +418,6 @@ def test_a_lost_launch_just_before_a_gap_makes_it_doubtful(tmp_path: Path) -> No
     assert causes(product(tmp_path, events)[0].steps[0]).get(("unrecorded_launch", "unknown")) == 90
 
 
-@differs(
-    "an autograd thread whose only annotations are nccl:* is taken for a thread of the backend: its operators vanish"
-)
 def test_an_autograd_thread_that_calls_nccl_still_computes(tmp_path: Path) -> None:
     # A GPU job recorded without its device: DDP's hook calls the collective (20-22) on the autograd thread, which computes 5-20.
     events = later(
@@ -440,7 +430,6 @@ def test_an_autograd_thread_that_calls_nccl_still_computes(tmp_path: Path) -> No
     assert product(tmp_path, events)[0].steps[0].compute_ns == 20 * US
 
 
-@differs("of three nested calls with one correlation id the third is taken for a launch of its own")
 def test_calls_nested_in_one_launch_are_one_launch(tmp_path: Path) -> None:
     # cudaGraphLaunch 0-50 makes two driver calls that carry its id, at 10 and 30; its kernel runs at 60, launched at 0.
     events = later(

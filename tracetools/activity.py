@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracetools.classify import COMM, COMPUTE, MEMORY, Classified, names_where
-from tracetools.intervals import EMPTY, Spans, Timeline, innermost, merge, union
+from tracetools.classify import COMM, COMPUTE, Classified, names_where
+from tracetools.intervals import EMPTY, Spans, Timeline, covered, innermost, merge, union
 from tracetools.model import Bool, Category, DeviceSpan, Int64
 from tracetools.stackprofile import StackProfile, any_match
 
@@ -27,7 +27,6 @@ class Activity:
     kernels: Spans
     busy: Spans
     on_device: bool
-    kernel_starts: Int64  # in order; operators are no kernels
 
 
 def activity_of(classified: Classified, profile: StackProfile) -> Activity:
@@ -39,7 +38,7 @@ def _device_activity(classified: Classified) -> Activity:
     compute = union(work.start[work.kind == COMPUTE], work.end[work.kind == COMPUTE])
     comm = union(work.start[work.kind == COMM], work.end[work.kind == COMM])
     kernels = merge(compute, comm)
-    return Activity(compute, comm, kernels, union(work.start, work.end), True, work.start[work.kind != MEMORY])
+    return Activity(compute, comm, kernels, union(work.start, work.end), True)
 
 
 def _host_activity(classified: Classified, profile: StackProfile) -> Activity:
@@ -54,7 +53,7 @@ def _host_activity(classified: Classified, profile: StackProfile) -> Activity:
         comm_parts.append(spans_of(line, 1))
     compute, comm = merge(*compute_parts), merge(*comm_parts)
     busy = merge(compute, comm)
-    return Activity(compute, comm, busy, busy, False, ev.start[:0])
+    return Activity(compute, comm, busy, busy, False)
 
 
 def collective_names(classified: Classified, profile: StackProfile) -> Bool:
@@ -63,17 +62,21 @@ def collective_names(classified: Classified, profile: StackProfile) -> Bool:
 
 
 def training_threads(classified: Classified, collective: Bool) -> list[int]:
-    """Threads that run operators, except those that only serve collectives (gloo's own).
+    """Threads that run operators, except those whose operators all lie inside collectives they serve (gloo's own).
 
     `collective` says of each event whether its name is a collective.
     """
     ev = classified.trace.events
-    operators = ev.category == Category.CPU_OP
     serving = collective & (ev.category == Category.USER_ANNOTATION)
-    threads = np.unique(ev.thread[operators])
-    served = np.unique(ev.thread[serving])
-    own = np.unique(ev.thread[(ev.category == Category.USER_ANNOTATION) & ~collective])
-    return [int(t) for t in threads if t not in served or t in own]
+    found = []
+    for thread in np.unique(ev.thread[ev.category == Category.CPU_OP]):
+        rows = np.flatnonzero((ev.thread == thread) & (ev.category == Category.CPU_OP))
+        mine = np.flatnonzero(serving & (ev.thread == thread))
+        served = union(ev.start[mine], ev.end[mine])
+        inside = covered(served, ev.end[rows]) - covered(served, ev.start[rows])
+        if not len(served) or (inside < ev.end[rows] - ev.start[rows]).any():
+            found.append(int(thread))
+    return found
 
 
 def operator_timeline(classified: Classified, thread: int, value: Bool | Int64) -> Timeline:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from tracetools.activity import activity_of
 from tracetools.breakdown import Explained, break_down
 from tracetools.classify import Classified, classify
-from tracetools.gaps import DriverView, explain, own_methods
-from tracetools.intervals import EMPTY, NONE, Spans, merge, union
+from tracetools.gaps import DriverView, between_markers, explain, own_methods
+from tracetools.intervals import EMPTY, NONE, Spans, merge
 from tracetools.model import Process, Run, RunBreakdown
 from tracetools.stackprofile import DEFAULT_PROFILE, StackProfile, load_profile
 from tracetools.steps import Markers, find_markers, find_steps
@@ -64,7 +64,7 @@ def _driver_view(driver: Classified, markers: Markers, rules: StackProfile, peer
         line=driver.regions.timeline(markers.thread),
         names=driver.regions.names,
         waits=rules.waits,
-        in_steps=union(markers.start, markers.end),
+        between_steps=between_markers(markers) if len(markers) else EMPTY,
         others_active=merge(*peers) if peers else EMPTY,
     )
 

@@ -31,7 +31,7 @@ from tracetools.model import (
     StepBreakdown,
 )
 from tracetools.stackprofile import StackProfile
-from tracetools.steps import Steps
+from tracetools.steps import Steps, step_of_work
 
 Strings = NDArray[np.str_]
 
@@ -89,7 +89,8 @@ def _steps(found: Explained) -> tuple[StepBreakdown, ...]:
         np.diff(covered(s, edges)) for s in (activity.compute, activity.kernels, activity.busy, activity.comm)
     )
     wall = np.diff(edges)
-    kernel_count = np.diff(np.searchsorted(activity.kernel_starts, edges, side="left"))
+    owner = step_of_work(found.classified, steps)
+    kernel_count = np.bincount(owner[(owner != NONE) & (found.classified.work.kind != MEMORY)], minlength=len(wall))
     causes = _causes(found)
     rows = []
     for i, step in enumerate(steps.steps):
@@ -171,9 +172,9 @@ def _add_fillers(found: Explained, segments: Segments, thread: int, totals: dict
 
 
 def _kernel_classes(found: Explained, profile: StackProfile) -> tuple[KernelClass, ...]:
-    """Within the steps: pieces of work by the step that holds their start, time clipped to the steps."""
-    lo, hi = int(found.steps.edges[0]), int(found.steps.edges[-1])
-    name, row, start, end = _classed_work(found, profile, lo, hi)
+    """Of the work that belongs to a step; of the operators that begin within the steps."""
+    on_device = found.activity.on_device
+    name, row, start, end = _classed_work(found, profile) if on_device else _classed_operators(found, profile)
     totals: dict[str, list[int]] = {}
     for cls in np.unique(name):
         mine = name == cls
@@ -182,22 +183,19 @@ def _kernel_classes(found: Explained, profile: StackProfile) -> tuple[KernelClas
     return tuple(sorted(rows, key=lambda k: (-k.total_ns, k.name)))
 
 
-def _classed_work(found: Explained, profile: StackProfile, lo: int, hi: int) -> tuple[Strings, Int64, Int64, Int64]:
-    """(class, row, start, end) of the work that begins in [lo, hi)."""
+def _classed_work(found: Explained, profile: StackProfile) -> tuple[Strings, Int64, Int64, Int64]:
+    """(class, row, start, end) of device work."""
     trace, work = found.process.trace, found.classified.work
-    if not found.activity.on_device:
-        return _classed_operators(found, profile, lo, hi)
     by_name = np.array([profile.kernel_class_of(n) for n in trace.names], object)
     cls = by_name[trace.events.name[work.row]]
     cls = np.where(work.kind == COMM, "communication", np.where(work.kind == MEMORY, "memory", cls)).astype(str)
-    inside = (work.start >= lo) & (work.start < hi)
+    inside = step_of_work(found.classified, found.steps) != NONE
     return cls[inside], work.row[inside], work.start[inside], work.end[inside]
 
 
-def _classed_operators(
-    found: Explained, profile: StackProfile, lo: int, hi: int
-) -> tuple[Strings, Int64, Int64, Int64]:
+def _classed_operators(found: Explained, profile: StackProfile) -> tuple[Strings, Int64, Int64, Int64]:
     """On a CPU: the stretches of time in which each operator is the innermost one; an operator may have several."""
+    lo, hi = int(found.steps.edges[0]), int(found.steps.edges[-1])
     trace, classified = found.process.trace, found.classified
     ev = trace.events
     collective = collective_names(classified, profile)

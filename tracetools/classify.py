@@ -100,11 +100,8 @@ def _launches(trace: Trace, row: Int64) -> tuple[Int64, int]:
     launch = np.full(len(row), NONE, np.int64)
     if not len(calls) or not len(row):
         return launch, 0
-    order = np.lexsort((ev.start[calls], ev.correlation[calls]))
-    calls = calls[order]
+    calls = _outermost(trace, calls[np.lexsort((ev.start[calls], ev.correlation[calls]))])
     ids = ev.correlation[calls]
-    inner = np.concatenate([[False], (ids[1:] == ids[:-1]) & (ev.start[calls[1:]] < ev.end[calls[:-1]])])
-    calls, ids = calls[~inner], ids[~inner]
     unique, first, count = np.unique(ids, return_index=True, return_counts=True)
     mine = ev.correlation[row]
     at = np.minimum(np.searchsorted(unique, mine), len(unique) - 1)
@@ -116,6 +113,18 @@ def _launches(trace: Trace, row: Int64) -> tuple[Int64, int]:
         owned = np.flatnonzero(mine == unique[which])
         launch[owned] = _pair_in_time(ev.start[launches], ev.start[row[owned]], launches)
     return launch, len(repeated)
+
+
+def _outermost(trace: Trace, calls: Int64) -> Int64:
+    """Without calls that begin inside an earlier one with the same id. `calls` in order of (id, start)."""
+    ev = trace.events
+    while len(calls) > 1:
+        ids, start, end = ev.correlation[calls], ev.start[calls], ev.end[calls]
+        inner = np.concatenate([[False], (ids[1:] == ids[:-1]) & (start[1:] < end[:-1])])
+        if not inner.any():
+            break
+        calls = calls[~inner]  # and again: what followed an inner call may still lie inside the outer one
+    return calls
 
 
 def _pair_in_time(called: Int64, started: Int64, launches: Int64) -> Int64:

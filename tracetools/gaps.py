@@ -23,7 +23,7 @@ from tracetools.classify import Classified, Work, names_where, unrecorded_launch
 from tracetools.intervals import NONE, Spans, Timeline, complement, overlay, union
 from tracetools.model import Bool, Category, Int64
 from tracetools.stackprofile import StackProfile, any_match
-from tracetools.steps import Steps
+from tracetools.steps import Markers, Steps
 
 HOST, SYNC, LAUNCH_LATENCY, RAY_TRANSPORT, DEPENDENCY, PROFILER_OVERHEAD, UNKNOWN = range(7)
 KINDS = ("host", "sync", "launch_latency", "ray_transport", "dependency", "profiler_overhead", "unknown")
@@ -75,7 +75,7 @@ class DriverView:
     line: Timeline  # innermost region of the driver's main thread, indexes names
     names: tuple[str, ...]
     waits: frozenset[str]  # regions in which it only waits for workers
-    in_steps: Spans  # inside its own step markers
+    between_steps: Spans  # between two of its own step markers
     others_active: Spans  # when any other process of the run is inside a method of its own
 
 
@@ -132,14 +132,15 @@ def _stream_key(classified: Classified, rows: Int64) -> Int64:
 
 
 def _after_unrecorded(segments: Segments, classified: Classified, profile: StackProfile, gaps: Spans) -> Segments:
-    """From a launch whose device events were lost to the end of its gap the device may have been busy: unknown."""
+    """From a launch whose device events were lost to the end of the gap that follows the device may have been busy."""
     ev = classified.trace.events
     lost = ev.start[unrecorded_launches(classified.trace, profile, classified.work)]
     if not len(lost) or not len(gaps):
         return segments
     lost = np.sort(lost)
-    index = np.searchsorted(lost, gaps.start, side="left")
+    index = np.searchsorted(lost, _launched_before(classified, gaps), side="right")
     first = np.where(index < len(lost), lost[np.minimum(index, len(lost) - 1)], np.iinfo(np.int64).max)
+    first = np.maximum(first, gaps.start)
     hit = first < gaps.end
     doubtful = Timeline(
         np.stack([first[hit], gaps.end[hit]], 1).reshape(-1), np.tile(np.array([1, NONE], np.int64), int(hit.sum()))
@@ -151,6 +152,16 @@ def _after_unrecorded(segments: Segments, classified: Classified, profile: Stack
         kind=np.where(inside, UNKNOWN, parts.kind),
         region=np.where(inside, len(classified.regions.names) + 1, parts.region),  # UNRECORDED
     )
+
+
+def _launched_before(classified: Classified, gaps: Spans) -> Int64:
+    """For each gap, the latest launch of all work that began before it: what was launched later had not run by then."""
+    work, ev = classified.work, classified.trace.events
+    never = np.iinfo(np.int64).min
+    order = np.argsort(work.start, kind="stable")
+    launched = np.where(work.launch != NONE, ev.start[np.maximum(work.launch, 0)], never)[order]
+    latest = np.concatenate([[never], np.maximum.accumulate(launched)])
+    return latest[np.searchsorted(work.start[order], gaps.start, side="left")]
 
 
 def _segments(start: Int64, end: Int64, kind: int | Int64, thread: int | Int64, stream: int | Int64 = NONE) -> Segments:
@@ -231,7 +242,9 @@ def _overhead(segments: Segments, classified: Classified) -> Segments:
     if not len(rows):
         return segments
     mine, inside = segments.cut(_presence(union(ev.start[rows], ev.end[rows])))
-    known_idle = (mine.kind != UNKNOWN) | (mine.region == NONE)  # after a launch whose work was lost it may be no idle time
+    known_idle = (mine.kind != UNKNOWN) | (
+        mine.region == NONE
+    )  # after a launch whose work was lost it may be no idle time
     mine = replace(mine, kind=np.where((inside == 1) & known_idle, PROFILER_OVERHEAD, mine.kind))
     return replace(mine, region=np.where(mine.kind == PROFILER_OVERHEAD, NONE, mine.region))
 
@@ -244,18 +257,25 @@ def _presence(spans: Spans) -> Timeline:
 
 
 def _outside_markers(segments: Segments, classified: Classified, steps: Steps, driver: DriverView | None) -> Segments:
-    """Host time with no region: the driver's doing where the process is in no method, else between_steps or nothing."""
-    nameless = (segments.kind == HOST) & (segments.region == NONE)
-    if not nameless.any() or not len(steps.markers):
+    """Time with no region: the driver's doing where the process is in no method, else between_steps or nothing."""
+    markers = steps.markers
+    nameless = (segments.region == NONE) & np.isin(segments.kind, (HOST, SYNC, LAUNCH_LATENCY, DEPENDENCY))
+    if driver is not None:
+        nameless &= segments.kind == HOST
+    if not nameless.any() or not len(markers):
         return segments
     between = len(classified.regions.names)
     rest, mine = segments.take(~nameless), segments.take(nameless)
     if driver is None:
-        markers = steps.markers
-        mine, inside = mine.cut(_presence(union(markers.start, markers.end)))
-        return _concat(rest, replace(mine, region=np.where(inside == 1, NONE, between)))
+        mine, apart = mine.cut(_presence(between_markers(markers)))
+        return _concat(rest, replace(mine, region=np.where(apart == 1, between, NONE)))
     mine, inside = mine.cut(_presence(own_methods(classified)))
     return _concat(rest, mine.take(inside == 1), _drivers(mine.take(inside != 1), driver, between))
+
+
+def between_markers(markers: Markers) -> Spans:
+    """What lies between two step markers. Before the first and after the last there is no step to be between."""
+    return complement(union(markers.start, markers.end), int(markers.start[0]), int(markers.end[-1]))
 
 
 def own_methods(classified: Classified) -> Spans:
@@ -267,11 +287,11 @@ def own_methods(classified: Classified) -> Spans:
 
 def _drivers(segments: Segments, driver: DriverView, between: int) -> Segments:
     """What the driver did. While it waits for workers and none of them is in a method, the call is on its way."""
-    segments, in_step = segments.cut(_presence(driver.in_steps))
+    segments, apart = segments.cut(_presence(driver.between_steps))
     segments = replace(
         segments,
         process=np.full(len(segments), DRIVER, np.int64),
-        region=np.where(in_step == 1, NONE, between),
+        region=np.where(apart == 1, between, NONE),
     )
     segments, region = segments.cut(driver.line)
     waits = [i for i, name in enumerate(driver.names) if name in driver.waits]

@@ -127,3 +127,20 @@ def _whole(classified: Classified) -> Step:
 def _number(name: str) -> int | None:
     match = _NUMBER.search(name)
     return int(match[1]) if match else None
+
+
+def step_of_work(classified: Classified, steps: Steps) -> Int64:
+    """Index of the step that each piece of device work belongs to: the one whose CPU interval holds its launch.
+
+    Work without a launch belongs to the step on whose device interval it begins; NONE: outside all steps.
+    """
+    ev, work, markers = classified.trace.events, classified.work, steps.markers
+    edges = steps.edges
+    begun = np.searchsorted(edges, work.start, side="right") - 1
+    by_start = np.where((begun < 0) | (begun >= len(steps.steps)), NONE, begun)
+    if not len(markers):
+        return by_start
+    launched = ev.start[np.maximum(work.launch, 0)]
+    called = np.searchsorted(markers.start, launched, side="right") - 1
+    by_launch = np.where((called < 0) | (launched >= markers.end[-1]), NONE, called)
+    return np.where(work.launch != NONE, by_launch, by_start)
