@@ -179,31 +179,32 @@ class _Process:
             return self.host_communicates(at)
         return any(w["cat"] == "kernel" and COMMUNICATION.search(w["name"]) for w in self.work if _runs(w, at))
 
-    # CPU only: compute when the innermost operator on a training thread is not a collective, communication when a
-    # collective runs (c10d::* on a training thread, gloo:* on gloo's threads), idle otherwise.
+    # CPU only: compute when the innermost operator of a thread is no collective, communication when a collective runs
+    # (c10d::* operators, gloo:* annotations), idle otherwise. What runs inside such an annotation on its own thread, as on
+    # gloo's threads, is part of the collective.
     def host_part(self, at: int) -> str:
-        running = [self.operator(thread, at) for thread in self.training_threads()]
+        threads = [t for t in self.operator_threads() if not self.annotated_collectives(at, t)]
+        running = [self.operator(thread, at) for thread in threads]
         if any(name is not None and not COLLECTIVE.search(name) for name in running):
             return "compute"
         return "comm" if self.host_communicates(at) else "idle"
 
     def host_communicates(self, at: int) -> bool:
-        calls = [self.operator(thread, at) for thread in self.training_threads()]
-        annotations = [e["name"] for e in self.events if e["cat"] == "user_annotation" and _runs(e, at)]
-        return any(name is not None and COLLECTIVE.search(name) for name in (*calls, *annotations))
+        calls = [self.operator(thread, at) for thread in self.operator_threads()]
+        return bool(self.annotated_collectives(at)) or any(
+            name is not None and COLLECTIVE.search(name) for name in calls
+        )
 
     def operator(self, thread: Thread, at: int) -> str | None:
         inner = _innermost(e for e in self.events if e["cat"] == "cpu_op" and _thread(e) == thread and _runs(e, at))
         return None if inner is None else str(inner["name"])
 
-    def training_threads(self) -> list[Thread]:
-        """All that run operators but gloo's own, which annotate nothing but collectives."""
-        threads = sorted({_thread(e) for e in self.events if e["cat"] == "cpu_op"})
-        return [t for t in threads if not self.serves_collectives(t)]
+    def operator_threads(self) -> list[Thread]:
+        return sorted({_thread(e) for e in self.events if e["cat"] == "cpu_op"})
 
-    def serves_collectives(self, thread: Thread) -> bool:
-        said = [e["name"] for e in self.events if e["cat"] == "user_annotation" and _thread(e) == thread]
-        return bool(said) and all(name.startswith("gloo:") for name in said)
+    def annotated_collectives(self, at: int, thread: Thread | None = None) -> list[Event]:
+        return [e for e in self.events if e["cat"] == "user_annotation" and COLLECTIVE.search(e["name"])
+                and _runs(e, at) and thread in (None, _thread(e))]  # fmt: skip
 
     # ------------------------------------------------------------------ the causes
     def cause(self, at: int) -> Cause:
@@ -240,12 +241,14 @@ class _Process:
         together.sort(key=lambda i: self.launch_of[i] is None)
         return together[0] if together else None
 
+    # A launch whose work was lost, later than every launch whose work had begun when the gap opened: its work ran in the gap,
+    # for all that is known. (An earlier one had run by then.)
     def follows_lost_launch(self, at: int) -> bool:
         owned = {w["args"]["correlation"] for w in self.work}
         lost = [e["ts"] for e in self.events if e["cat"] == "cuda_runtime" and "Launch" in e["name"]
                 and e["args"].get("correlation") and e["args"]["correlation"] not in owned]  # fmt: skip
-        gap_began = max([_end(w) for w in self.work if _end(w) <= at and w["dur"] > 0], default=-1)
-        return any(gap_began <= ts <= at for ts in lost)
+        begun = [call["ts"] for w, call in zip(self.work, self.launch_of, strict=True) if call and w["ts"] <= at]
+        return any(max(begun, default=-1) < ts <= at for ts in lost)
 
     def waits(self, stream: int, at: int) -> bool:
         return any(e["cat"] == "cuda_sync" and e["name"] == "Stream Wait Event" and e["args"]["stream"] == stream

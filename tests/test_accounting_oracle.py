@@ -157,11 +157,7 @@ def host_traces(draw: st.DrawFn) -> list[Event]:
     stray: bool = draw(st.booleans())
     if gloo and stray:
         ops.append(op("aten::copy_", draw(st.integers(EPOCH, last)), draw(lengths), tid=GLOO))
-    anchors = [
-        op("aten::mm", EPOCH, 1),
-        region("hook", EPOCH, 0, tid=AUTOGRAD),
-    ]  # OPEN: see the xfail on nccl annotations
-    return [*marks, *draw(named_spans(last)), *draw(noise(last)), *ops, *gloo, *anchors]
+    return [*marks, *draw(named_spans(last)), *draw(noise(last)), *ops, *gloo, op("aten::mm", EPOCH, 1)]
 
 
 # ---------------------------------------------------------------- comparison
@@ -175,14 +171,6 @@ def causes_of(found: StepBreakdown) -> Counter[Cause]:
     out: Counter[Cause] = Counter()
     for cause in found.causes:
         out[cause.region, cause.kind] += cause.ns
-    return out
-
-
-def without_between_steps(causes: Counter[Cause]) -> Counter[Cause]:
-    """OPEN (see the xfail tests below): where `between_steps` is said, the product and the rules differ."""
-    out: Counter[Cause] = Counter()
-    for (region_, kind), ns in causes.items():
-        out[None if region_ == "between_steps" else region_, kind] += ns
     return out
 
 
@@ -203,14 +191,16 @@ def compare(tmp_path: Path, events: list[Event]) -> tuple[ProcessBreakdown, Acco
             "memory": step_.exposed_memory_ns,
             "idle": step_.idle_ns,
             "all comm": step_.comm_ns,
-            "causes": without_between_steps(causes_of(step_)),
+            "kernels": step_.kernels,
+            "causes": causes_of(step_),
         }
         want: dict[str, Any] = {
             "start": mine.start * US,
             "wall": mine.wall * US,
             **{part: mine.parts[part] * US for part in ("compute", "comm", "memory", "idle")},
             "all comm": mine.comm * US,
-            "causes": in_ns(without_between_steps(mine.causes)),
+            "kernels": mine.kernels,
+            "causes": in_ns(mine.causes),
         }
         assert got == want, mine.name
     return found, truth

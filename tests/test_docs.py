@@ -55,7 +55,8 @@ def test_every_command_line_of_the_readme_is_one_that_exists() -> None:
         assert {w for w in words if w.startswith("-")} <= known, line
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, result: RunBreakdown, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("result")
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hta")
     monkeypatch.chdir(tmp_path)  # trace.json is there
     for block in blocks(README, "python"):

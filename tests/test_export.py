@@ -113,7 +113,9 @@ def test_times_are_exact_nanoseconds_from_the_runs_first_event(tmp_path: Path) -
     events = [op("a", 0, 0), op("b", 0, 0)]
     events[0] |= {"ts": 1, "dur": 2}
     events[1] |= {"ts": 3, "dur": 4}
-    text = json.dumps(document(events)).replace('"ts": 1,', '"ts": 1700000000000000.001,').replace('"dur": 2', '"dur": 9')
+    text = (
+        json.dumps(document(events)).replace('"ts": 1,', '"ts": 1700000000000000.001,').replace('"dur": 2', '"dur": 9')
+    )
     text = text.replace('"ts": 3,', '"ts": 1700000000000000.501,').replace('"dur": 4', '"dur": 0.333')
     (tmp_path / "t.json").write_text(text)
     tally, _ = export(tmp_path / "t.json", tmp_path / "out.json.gz")
@@ -153,7 +155,9 @@ def test_two_ranks_with_the_same_numbers_stay_apart(tmp_path: Path) -> None:
 def test_numbers_of_rows_are_unique_and_never_0_whatever_the_file_says(tmp_path: Path) -> None:
     """tid 0 would become the pid, -1 and 2^32 would become 0, text would become a number that changes."""
     odd: list[Any] = [0, -1, 2**32, 2**64, "", "10.0.0.1", "stream 7", 3.5, None, True]
-    events = [x(f"e{i}", "cpu_op", i, 1, pid=pid, tid=tid) for i, (pid, tid) in enumerate(zip(odd, odd[::-1], strict=True))]
+    events = [
+        x(f"e{i}", "cpu_op", i, 1, pid=pid, tid=tid) for i, (pid, tid) in enumerate(zip(odd, odd[::-1], strict=True))
+    ]
     found, _ = exported(tmp_path, events)
 
     ids = {(e["pid"], e["tid"]) for e in written(tmp_path) if e["ph"] == "X"}
@@ -178,7 +182,10 @@ def test_original_names_of_processes_and_threads_are_kept(tmp_path: Path) -> Non
     threads = found.query(
         "select process.name, thread.name from thread join process using (upid) where thread.name is not null order by tid"
     )
-    assert threads[-2:] == [("rank 0: [GPU 0] pid 0", "stream 7"), ("rank 0: python [CPU] pid 1000", "thread 100 (python)")]
+    assert threads[-2:] == [
+        ("rank 0: [GPU 0] pid 0", "stream 7"),
+        ("rank 0: python [CPU] pid 1000", "thread 100 (python)"),
+    ]
 
 
 def test_steps_causes_and_regions_come_first(tmp_path: Path) -> None:
@@ -209,7 +216,9 @@ def test_steps_causes_and_regions_come_first(tmp_path: Path) -> None:
 
 
 def test_arguments_are_kept_and_what_json_or_perfetto_cannot_hold_is_made_readable(tmp_path: Path) -> None:
-    args = '{ "f" : 0.10, "id":98765432109876543210987,"max":9223372036854775807,"inf":Infinity,"e":1e400,"path":"C:\\\\"}'
+    args = (
+        '{ "f" : 0.10, "id":98765432109876543210987,"max":9223372036854775807,"inf":Infinity,"e":1e400,"path":"C:\\\\"}'
+    )
     event = '{"ph":"X","name":"a","cat":"cpu_op","pid":1,"tid":2,"ts":0,"dur":1,"args":' + args + "}"
     (tmp_path / "t.json").write_text('{"traceName":"D:\\\\","traceEvents":[' + event + "]}")
     tally, _ = export(tmp_path / "t.json", tmp_path / "out.json.gz")
@@ -253,7 +262,9 @@ def test_flows_are_kept_only_where_both_ends_lie_in_slices(tmp_path: Path) -> No
     events += [flow("f", 6, 20, 7), flow("s", 6, 20, MAIN)]  # at one instant, the end first in the file: kept
     found, tally = exported(tmp_path, events)
 
-    arrows = found.query("select a.name, b.name from flow join slice a on slice_out = a.id join slice b on slice_in = b.id")
+    arrows = found.query(
+        "select a.name, b.name from flow join slice a on slice_out = a.id join slice b on slice_in = b.id"
+    )
     assert Counter(arrows) == {("caller", "one"): 2, ("caller", "two"): 1}
     assert tally.left_out == {
         "flow points outside any slice": 1,
@@ -265,7 +276,10 @@ def test_flows_are_kept_only_where_both_ends_lie_in_slices(tmp_path: Path) -> No
 def test_an_arrow_follows_its_slice_to_the_lane_it_lies_on(tmp_path: Path) -> None:
     flow: Event = {"id": 1, "name": "f", "cat": "ac2g"}
     events = [launch(0, 1), kernel("first", 5, 10), kernel("bleeds", 10, 10, 1)]
-    events += [{"ph": "s", "pid": HOST, "tid": MAIN, "ts": 0, **flow}, {"ph": "f", "pid": 0, "tid": 7, "ts": 10, "bp": "e", **flow}]
+    events += [
+        {"ph": "s", "pid": HOST, "tid": MAIN, "ts": 0, **flow},
+        {"ph": "f", "pid": 0, "tid": 7, "ts": 10, "bp": "e", **flow},
+    ]
     found, _ = exported(tmp_path, events)
 
     assert found.query("select b.name from flow join slice b on slice_in = b.id") == [("bleeds",)]
@@ -275,8 +289,16 @@ def test_instants_and_counters_are_kept(tmp_path: Path) -> None:
     def at(ph: str, name: str, ts: float, **more: Any) -> Event:
         return {"ph": ph, "name": name, "pid": HOST, "tid": MAIN, "ts": ts, **more}
 
-    events = [op("o", 10, 10), at("i", "thread", 12, s="t", args={"Bytes": 5}), at("i", "global", 13, s="g"), at("I", "early", 3)]
-    events += [at("C", "memory", 11, args={"allocated": 5, "reserved": 7.5}), at("C", "memory", 12, args={"allocated": None})]
+    events = [
+        op("o", 10, 10),
+        at("i", "thread", 12, s="t", args={"Bytes": 5}),
+        at("i", "global", 13, s="g"),
+        at("I", "early", 3),
+    ]
+    events += [
+        at("C", "memory", 11, args={"allocated": 5, "reserved": 7.5}),
+        at("C", "memory", 12, args={"allocated": None}),
+    ]
     found, tally = exported(tmp_path, events)
 
     instants = found.query("select name, ts from slice where name in ('thread', 'global', 'early') order by ts")
@@ -292,9 +314,20 @@ def test_begin_and_end_events_become_slices(tmp_path: Path) -> None:
     def at(ph: str, name: str, ts: float, **more: Any) -> Event:
         return {"ph": ph, "name": name, "cat": "c", "pid": HOST, "tid": MAIN, "ts": ts, **more}
 
-    events = [at("B", "outer", 0, args={"b": 1}), at("B", "inner", 2), at("E", "", 5), at("E", "", 9, args={"e": 2}), at("E", "", 9)]
+    events = [
+        at("B", "outer", 0, args={"b": 1}),
+        at("B", "inner", 2),
+        at("E", "", 5),
+        at("E", "", 9, args={"e": 2}),
+        at("E", "", 9),
+    ]
     events += [at("B", "never ends", 10), at("B", "last", 11), at("E", "", 14)]
-    events += [at("b", "one", 1, id="0x1"), at("b", "two", 3, id="0x2"), at("e", "one", 6, id="0x1"), at("e", "two", 8, id="0x2")]
+    events += [
+        at("b", "one", 1, id="0x1"),
+        at("b", "two", 3, id="0x2"),
+        at("e", "one", 6, id="0x1"),
+        at("e", "two", 8, id="0x2"),
+    ]
     found, tally = exported(tmp_path, events)
 
     assert rows(found, "thread 100", "async c", "async c (overlap 1)") == [
@@ -305,7 +338,9 @@ def test_begin_and_end_events_become_slices(tmp_path: Path) -> None:
         ("thread 100", "never ends", 10_000, 4_000),
         ("thread 100", "last", 11_000, 3_000),
     ]
-    keys = found.query("select key from args join slice using (arg_set_id) where name = 'outer' and key like 'args.%' order by key")
+    keys = found.query(
+        "select key from args join slice using (arg_set_id) where name = 'outer' and key like 'args.%' order by key"
+    )
     assert keys == [("args.b",), ("args.e",)]
     assert tally.left_out == {"ends without a begin": 1}
 
@@ -363,12 +398,18 @@ def test_the_surrounding_slice_is_the_one_that_began_last(spans: list[tuple[int,
         (b"", b""),
         (b"{}", b""),
         (b'{"a": 1.50}', b'{"a": 1.50}'),  # byte for byte
-        (b'{"a":9223372036854775808,"b":-9223372036854775808}', b'{"a":"9223372036854775808","b":-9223372036854775808}'),
+        (
+            b'{"a":9223372036854775808,"b":-9223372036854775808}',
+            b'{"a":"9223372036854775808","b":-9223372036854775808}',
+        ),
         (b'{"a":"12345678901234567890"}', b'{"a":"12345678901234567890"}'),
         (b'{"a":12345678901234567890.5,"b":1e308}', b'{"a":"12345678901234567890.5","b":1e308}'),
         (b'{"a":"\xff"}', '{"a":"\ufffd"}'.encode()),
         (b"[1]", b'{"value":[1]}'),
-        (rb'{"a\\":["b\\"],"c":"d\\\""}', rb'{"a\u005c":["b\u005c"],"c":"d\\\""}'),  # a backslash before the closing quote
+        (
+            rb'{"a\\":["b\\"],"c":"d\\\""}',
+            rb'{"a\u005c":["b\u005c"],"c":"d\\\""}',
+        ),  # a backslash before the closing quote
     ],
 )
 def test_argument_text(raw: bytes, expected: bytes) -> None:
@@ -395,7 +436,9 @@ def test_every_real_trace_loads_clean_with_every_slice(corpus: Path, tmp_path: P
         found = loaded(out, tally)
         shown: Counter[tuple[object, ...]] = Counter(found.query(f"select ts, dur from slice {ORIGINAL}"))
         events = run.processes[0].trace.events
-        meant: Counter[tuple[object, ...]] = Counter(zip(events.start.tolist(), (events.end - events.start).tolist(), strict=True))
+        meant: Counter[tuple[object, ...]] = Counter(
+            zip(events.start.tolist(), (events.end - events.start).tolist(), strict=True)
+        )
         assert (shown - meant).total() == tally.instants, source.name
         assert not meant - shown, source.name
         checked += 1

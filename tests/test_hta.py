@@ -100,7 +100,10 @@ def test_partners_by_launch(tmp_path: Path) -> None:
 def test_an_id_that_is_used_again_becomes_two(tmp_path: Path) -> None:
     """HTA joins launches and kernels on the id: 2 x 2 rows for these two pairs, and its queue length refuses them."""
     names = ("cudaLaunchKernel", "cuLaunchKernel")
-    t = trace(tmp_path, [launch(0, 5, name=names[0]), kernel("a", 10, 5, 5), launch(20, 5, name=names[1]), kernel("b", 30, 5, 5)])
+    t = trace(
+        tmp_path,
+        [launch(0, 5, name=names[0]), kernel("a", 10, 5, 5), launch(20, 5, name=names[1]), kernel("b", 30, 5, 5)],
+    )
     found = rows(t, "correlation", "index_correlation", "index")
 
     assert found[names[0]][0] == found["a"][0] != found["b"][0] == found[names[1]][0]
@@ -110,11 +113,26 @@ def test_an_id_that_is_used_again_becomes_two(tmp_path: Path) -> None:
 
 def test_iterations_of_host_by_time_and_of_device_by_launch(tmp_path: Path) -> None:
     """Kernel `late` runs in step 4 and belongs to 3. The device's twin of the marker is no step; stream 0 has steps too."""
-    events = [step(3, 0, 50), step(4, 50, 50), launch(40, 1), kernel("late", 60, 5, 1, stream=0), op("o", 50, 1), op("after", 100, 1)]
+    events = [
+        step(3, 0, 50),
+        step(4, 50, 50),
+        launch(40, 1),
+        kernel("late", 60, 5, 1, stream=0),
+        op("o", 50, 1),
+        op("after", 100, 1),
+    ]
     twin = x("ProfilerStep#9", "gpu_user_annotation", 60, 30, pid=0, tid=0)
     found = rows(trace(tmp_path, [*events, twin, kernel("unlinked", 70, 1)]), "iteration")
 
-    expected = {"ProfilerStep#3": 3, "ProfilerStep#4": 4, "cudaLaunchKernel": 3, "late": 3, "o": 4, "after": -1, "unlinked": -1}
+    expected = {
+        "ProfilerStep#3": 3,
+        "ProfilerStep#4": 4,
+        "cudaLaunchKernel": 3,
+        "late": 3,
+        "o": 4,
+        "after": -1,
+        "unlinked": -1,
+    }
     assert {name: found[name][0] for name in expected} == expected
 
 
@@ -153,7 +171,10 @@ def test_idle_breakdown_queue_and_launches_run_on_our_events(tmp_path: Path) -> 
     idle, _ = hta.analysis({0: t}).get_idle_time_breakdown(ranks=[0], visualize=False)
 
     assert idle[["idle_category", "idle_time"]].to_numpy().tolist()[0] == ["host_wait", 24.5]
-    assert hta.launch_stats(t)[["cpu_duration", "gpu_duration", "launch_delay"]].to_numpy().tolist() == [[4, 5.5, 6], [5, 5.25, 5]]
+    assert hta.launch_stats(t)[["cpu_duration", "gpu_duration", "launch_delay"]].to_numpy().tolist() == [
+        [4, 5.5, 6],
+        [5, 5.25, 5],
+    ]
     queue = hta.queue_length(t)
     assert queue[["ts", "queue_length"]].to_numpy().tolist() == [[0, 1], [10, 0], [30, 1], [40, 0]]
 
@@ -200,7 +221,8 @@ def test_traces_of_ours_go_into_htas_diff(tmp_path: Path) -> None:
 def test_bandwidth_and_collectives_reach_the_frame(tmp_path: Path) -> None:
     copy = memcpy(0, 2.5)
     copy["args"]["bytes"] = 5000
-    comm = kernel("ncclDevKernel_AllGather", 5, 1, **{"Collective name": "allgather", "In msg nelems": 8, "dtype": "Float"})
+    comm = kernel("ncclDevKernel_AllGather", 5, 1)
+    comm["args"] |= {"Collective name": "allgather", "In msg nelems": 8, "dtype": "Float"}
     df, _ = hta.frame(trace(tmp_path, [copy, comm]))
 
     assert df["memory_bw_gbps"].tolist() == [2.0, 0.0]  # 5000 bytes in 2500 ns
@@ -291,7 +313,9 @@ def test_hta_and_we_agree_to_the_nanosecond_on_every_real_trace(corpus: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("pattern", ["*critical_path*", "*nccl_parser_config*", "*h100_Qwen*", "*mi250*", "*trace_compare*"])
+@pytest.mark.parametrize(
+    "pattern", ["*critical_path*", "*nccl_parser_config*", "*h100_Qwen*", "*mi250*", "*trace_compare*"]
+)
 def test_critical_path_is_that_of_htas_own_loader(corpus: Path, pattern: str) -> None:
     """With its rounding off and its last step kept; cuda_sync's waits come from the file."""
     hta.frame(read_trace(next((corpus / "traces").glob("*mi250*"))))  # switches HTA's rounding off

@@ -83,8 +83,8 @@ def test_a_clock_that_cannot_be_placed_is_said(tmp_path: Path) -> None:
 
 
 def record(folder: Path, **changes: object) -> None:
-    entry = {"file": "w.json", "role": "policy", "rank": 1, "world_size": 2, "host": "h", "pid": 7}
-    entry["steps"] = [{"number": 3, "tokens": 512, "sequences": None}]  # type: ignore[assignment]
+    steps = [{"number": 3, "tokens": 512, "sequences": None}]
+    entry = {"file": "w.json", "role": "policy", "rank": 1, "world_size": 2, "host": "h", "pid": 7, "steps": steps}
     run = {"schema": "tracetools.run/1", "profile": "ray", "processes": [entry], "missing": [], **changes}
     (folder / "run.json").write_text(json.dumps(run))
 

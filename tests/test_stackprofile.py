@@ -85,7 +85,7 @@ def test_profiles_that_extend_each_other(tmp_path: Path) -> None:
 
 
 def test_unknown_names_list_what_there_is() -> None:
-    with pytest.raises(UsageError, match="There are: .*torch"):
+    with pytest.raises(UsageError, match=r"There are: .*torch"):
         load_profile("tensorflow")
     with pytest.raises(UsageError, match="cannot be read"):
         load_profile("here/nothing.toml")

@@ -320,9 +320,11 @@ def test_a_worker_between_its_methods_is_charged_to_what_its_driver_did(tmp_path
     def by_process(s: StepBreakdown) -> dict[tuple[str | None, str | None, str], float]:
         return {(c.process, c.region, c.kind): c.ns / 1000 for c in s.causes}
 
-    shared = {("driver", "data_processing", "host"): 30, ("driver", "ray_submit", "host"): 5}
-    # 0-5 and 90-100: the driver is in its step and in no region
-    shared |= {("driver", None, "host"): 15}
+    shared: dict[tuple[str | None, str | None, str], float] = {
+        ("driver", "data_processing", "host"): 30,
+        ("driver", "ray_submit", "host"): 5,
+        ("driver", None, "host"): 15,  # 0-5 and 90-100: the driver is in its step and in no region
+    }
     assert first.steps[0].wall_ns == second.steps[0].wall_ns == 100_000
     assert by_process(first.steps[0]) == {
         **shared,

@@ -1,19 +1,20 @@
 """What a process computes on, instant by instant: device work, or the host's operators where there is no device.
 
 In: a classified trace and the profile. Out: `Activity`, four disjoint sets of instants. On a device they are unions over all
-streams. On a CPU-only timeline an instant is compute when the innermost operator of a training thread is no
-collective, communication when a collective runs, and idle otherwise (Python between operators).
+streams. On a CPU-only timeline an instant is compute when the innermost operator of a thread is no collective and no part
+of one, communication when a collective runs, and idle otherwise (Python between operators).
 Knows nothing of steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracetools.classify import COMM, COMPUTE, Classified, names_where
-from tracetools.intervals import EMPTY, Spans, Timeline, covered, innermost, merge, union
+from tracetools.intervals import EMPTY, Spans, Timeline, innermost, merge, minus, union
 from tracetools.model import Bool, Category, DeviceSpan, Int64
 from tracetools.stackprofile import StackProfile, any_match
 
@@ -47,9 +48,8 @@ def _host_activity(classified: Classified, profile: StackProfile) -> Activity:
     annotated = collective & (ev.category == Category.USER_ANNOTATION)
     comm_parts = [union(ev.start[annotated], ev.end[annotated])]
     compute_parts = [EMPTY]
-    for thread in training_threads(classified, collective):
-        line = operator_timeline(classified, thread, collective)
-        compute_parts.append(spans_of(line, 0))
+    for line, served in operator_timelines(classified, collective, collective):
+        compute_parts.append(minus(spans_of(line, 0), served))
         comm_parts.append(spans_of(line, 1))
     compute, comm = merge(*compute_parts), merge(*comm_parts)
     busy = merge(compute, comm)
@@ -61,29 +61,22 @@ def collective_names(classified: Classified, profile: StackProfile) -> Bool:
     return names_where(classified.trace, lambda n: any_match(profile.collectives, n))
 
 
-def training_threads(classified: Classified, collective: Bool) -> list[int]:
-    """Threads that run operators, except those whose operators all lie inside collectives they serve (gloo's own).
+def operator_timelines(
+    classified: Classified, collective: Bool, value: Bool | Int64
+) -> Iterator[tuple[Timeline, Spans]]:
+    """Per thread that runs operators: `value` of the innermost one at every instant, and when the thread serves a collective.
 
-    `collective` says of each event whether its name is a collective.
+    Inside an annotation of a collective on its own thread an operator is part of that collective: gloo's threads do no training.
+    `collective` (is its name one?) and `value` have an entry per event.
     """
     ev = classified.trace.events
+    operators = ev.category == Category.CPU_OP
     serving = collective & (ev.category == Category.USER_ANNOTATION)
-    found = []
-    for thread in np.unique(ev.thread[ev.category == Category.CPU_OP]):
-        rows = np.flatnonzero((ev.thread == thread) & (ev.category == Category.CPU_OP))
+    for thread in np.unique(ev.thread[operators]):
+        rows = np.flatnonzero(operators & (ev.thread == thread))
         mine = np.flatnonzero(serving & (ev.thread == thread))
-        served = union(ev.start[mine], ev.end[mine])
-        inside = covered(served, ev.end[rows]) - covered(served, ev.start[rows])
-        if not len(served) or (inside < ev.end[rows] - ev.start[rows]).any():
-            found.append(int(thread))
-    return found
-
-
-def operator_timeline(classified: Classified, thread: int, value: Bool | Int64) -> Timeline:
-    """`value` (one per event) of the innermost operator of a thread at every instant."""
-    ev = classified.trace.events
-    rows = np.flatnonzero((ev.category == Category.CPU_OP) & (ev.thread == thread))
-    return innermost(ev.start[rows], ev.end[rows], value[rows].astype(np.int64))
+        line = innermost(ev.start[rows], ev.end[rows], value[rows].astype(np.int64))
+        yield line, union(ev.start[mine], ev.end[mine])
 
 
 def spans_of(line: Timeline, value: int) -> Spans:

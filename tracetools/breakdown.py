@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracetools.activity import Activity, collective_names, device_span, operator_timeline, training_threads
+from tracetools.activity import Activity, collective_names, device_span, operator_timelines
 from tracetools.classify import COMM, MEMORY, Classified
 from tracetools.gaps import DRIVER, KINDS, UNKNOWN, Gaps, Segments
-from tracetools.intervals import NONE, clip, covered, innermost, overlay
+from tracetools.intervals import NONE, Spans, clip, covered, innermost, overlay, presence
 from tracetools.model import (
     Card,
     Category,
@@ -204,10 +204,11 @@ def _classed_operators(found: Explained, profile: StackProfile) -> tuple[Strings
         object,
     )
     parts: list[tuple[Int64, Int64, Int64]] = []
-    for thread in training_threads(classified, collective[ev.name]):
-        line = operator_timeline(classified, thread, np.arange(len(ev)))
+    for line, served in operator_timelines(classified, collective[ev.name], np.arange(len(ev))):
         here = np.flatnonzero(line.value[:-1] != NONE)
-        row, start, end = line.value[here], line.at[here], line.at[here + 1]
+        pieces = overlay(Spans(line.at[here], line.at[here + 1]), presence(served))
+        row, start, end = line.value[here][pieces.parent], pieces.spans.start, pieces.spans.end
+        row, start, end = (column[pieces.value == NONE] for column in (row, start, end))
         inside = (start >= lo) & (start < hi)
         parts.append((row[inside], start[inside], end[inside]))
     if not parts:

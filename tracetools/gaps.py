@@ -20,7 +20,7 @@ import numpy as np
 
 from tracetools.activity import Activity
 from tracetools.classify import Classified, Work, names_where, unrecorded_launches
-from tracetools.intervals import NONE, Spans, Timeline, complement, overlay, union
+from tracetools.intervals import NONE, Spans, Timeline, complement, overlay, presence, union
 from tracetools.model import Bool, Category, Int64
 from tracetools.stackprofile import StackProfile, any_match
 from tracetools.steps import Markers, Steps
@@ -142,9 +142,7 @@ def _after_unrecorded(segments: Segments, classified: Classified, profile: Stack
     first = np.where(index < len(lost), lost[np.minimum(index, len(lost) - 1)], np.iinfo(np.int64).max)
     first = np.maximum(first, gaps.start)
     hit = first < gaps.end
-    doubtful = Timeline(
-        np.stack([first[hit], gaps.end[hit]], 1).reshape(-1), np.tile(np.array([1, NONE], np.int64), int(hit.sum()))
-    )
+    doubtful = presence(Spans(first[hit], gaps.end[hit]))
     parts, value = segments.cut(doubtful)
     inside = value == 1
     return replace(
@@ -212,7 +210,7 @@ def _synchronising(segments: Segments, classified: Classified, profile: StackPro
     for thread in np.unique(segments.thread):
         mine = segments.take(segments.thread == thread)
         on_thread = calls[ev.thread[calls] == thread]
-        mine, inside = mine.cut(_presence(union(ev.start[on_thread], ev.end[on_thread])))
+        mine, inside = mine.cut(presence(union(ev.start[on_thread], ev.end[on_thread])))
         parts.append(replace(mine, kind=np.where((inside == 1) & (mine.kind == HOST), SYNC, mine.kind)))
     return _concat(*parts)
 
@@ -230,7 +228,7 @@ def _waiting_for_events(segments: Segments, classified: Classified) -> Segments:
     for stream in np.unique(segments.stream):
         mine = segments.take(segments.stream == stream)
         on_stream = waits[keys == stream]
-        mine, inside = mine.cut(_presence(union(ev.start[on_stream], ev.end[on_stream])))
+        mine, inside = mine.cut(presence(union(ev.start[on_stream], ev.end[on_stream])))
         parts.append(replace(mine, kind=np.where((inside == 1) & (mine.kind == LAUNCH_LATENCY), DEPENDENCY, mine.kind)))
     return _concat(*parts)
 
@@ -241,19 +239,11 @@ def _overhead(segments: Segments, classified: Classified) -> Segments:
     rows = ev.where(Category.OVERHEAD)
     if not len(rows):
         return segments
-    mine, inside = segments.cut(_presence(union(ev.start[rows], ev.end[rows])))
-    known_idle = (mine.kind != UNKNOWN) | (
-        mine.region == NONE
-    )  # after a launch whose work was lost it may be no idle time
+    mine, inside = segments.cut(presence(union(ev.start[rows], ev.end[rows])))
+    # after a launch whose work was lost it may be no idle time
+    known_idle = (mine.kind != UNKNOWN) | (mine.region == NONE)
     mine = replace(mine, kind=np.where((inside == 1) & known_idle, PROFILER_OVERHEAD, mine.kind))
     return replace(mine, region=np.where(mine.kind == PROFILER_OVERHEAD, NONE, mine.region))
-
-
-def _presence(spans: Spans) -> Timeline:
-    """1 inside the disjoint spans, NONE outside."""
-    return Timeline(
-        np.stack([spans.start, spans.end], 1).reshape(-1), np.tile(np.array([1, NONE], np.int64), len(spans))
-    )
 
 
 def _outside_markers(segments: Segments, classified: Classified, steps: Steps, driver: DriverView | None) -> Segments:
@@ -267,9 +257,9 @@ def _outside_markers(segments: Segments, classified: Classified, steps: Steps, d
     between = len(classified.regions.names)
     rest, mine = segments.take(~nameless), segments.take(nameless)
     if driver is None:
-        mine, apart = mine.cut(_presence(between_markers(markers)))
+        mine, apart = mine.cut(presence(between_markers(markers)))
         return _concat(rest, replace(mine, region=np.where(apart == 1, between, NONE)))
-    mine, inside = mine.cut(_presence(own_methods(classified)))
+    mine, inside = mine.cut(presence(own_methods(classified)))
     return _concat(rest, mine.take(inside == 1), _drivers(mine.take(inside != 1), driver, between))
 
 
@@ -287,7 +277,7 @@ def own_methods(classified: Classified) -> Spans:
 
 def _drivers(segments: Segments, driver: DriverView, between: int) -> Segments:
     """What the driver did. While it waits for workers and none of them is in a method, the call is on its way."""
-    segments, apart = segments.cut(_presence(driver.between_steps))
+    segments, apart = segments.cut(presence(driver.between_steps))
     segments = replace(
         segments,
         process=np.full(len(segments), DRIVER, np.int64),
@@ -300,5 +290,5 @@ def _drivers(segments: Segments, driver: DriverView, between: int) -> Segments:
         region=np.where(region == NONE, segments.region, region + between + 2),
         kind=np.where(np.isin(region, waits), RAY_TRANSPORT, segments.kind),
     )
-    segments, busy_peer = segments.cut(_presence(driver.others_active))
+    segments, busy_peer = segments.cut(presence(driver.others_active))
     return replace(segments, kind=np.where((busy_peer == 1) & (segments.kind == RAY_TRANSPORT), HOST, segments.kind))

@@ -79,8 +79,7 @@ def minus(a: Spans, b: Spans) -> Spans:
     """The instants of disjoint set `a` that are not in disjoint set `b`."""
     if not len(a) or not len(b):
         return a
-    cut = Timeline(np.stack([b.start, b.end], 1).reshape(-1), np.tile(np.array([0, NONE], np.int64), len(b)))
-    pieces = overlay(a, cut)
+    pieces = overlay(a, presence(b))
     free = pieces.value == NONE
     return union(pieces.spans.start[free], pieces.spans.end[free])
 
@@ -105,6 +104,13 @@ class Timeline:
 
 
 SILENT = Timeline(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def presence(spans: Spans) -> Timeline:
+    """1 inside the disjoint spans, NONE outside."""
+    return Timeline(
+        np.stack([spans.start, spans.end], 1).reshape(-1), np.tile(np.array([1, NONE], np.int64), len(spans))
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -213,10 +213,12 @@ def _print_process(out: Console, p: ProcessBreakdown) -> None:
 
 
 def _step_cells(s: StepBreakdown, *, on_device: bool) -> list[str]:
-    overlapped = share(s.overlapped_comm_ns, s.comm_ns)
+    exposed_memory = ms(s.exposed_memory_ns) if on_device else "n/a"
+    kernels = f"{s.kernels:,}" if on_device else "n/a"
+    tokens = "n/a" if s.card.tokens is None else f"{s.card.tokens:,}"
     return [
-        clean(s.name, 34), ms(s.wall_ns), ms(s.compute_ns), ms(s.exposed_comm_ns), ms(s.exposed_memory_ns) if on_device else "n/a",
-        ms(s.idle_ns), share(s.idle_ns, s.wall_ns), overlapped, f"{s.kernels:,}" if on_device else "n/a", "n/a" if s.card.tokens is None else f"{s.card.tokens:,}",
+        clean(s.name, 34), ms(s.wall_ns), ms(s.compute_ns), ms(s.exposed_comm_ns), exposed_memory,
+        ms(s.idle_ns), share(s.idle_ns, s.wall_ns), share(s.overlapped_comm_ns, s.comm_ns), kernels, tokens,
     ]  # fmt: skip
 
 
