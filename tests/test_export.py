@@ -17,17 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto_tp import TraceProcessor, assert_loads_clean, thread_slices
 
-from tracetools.analysis import explain_run, profile_for
-from tracetools.breakdown import break_down
+from tracetools.analysis import export_run
 from tracetools.errors import TracetoolsError
 from tracetools.load import load_run
-from tracetools.load.document import read_document
 from tracetools.model import Run
-from tracetools.output import write_atomically
 from tracetools.render.jsontext import arguments, finite_numbers, string
 from tracetools.render.lanes import assign, surrounding
-from tracetools.render.perfetto import Tally, chrome_trace, gzipped, tracks_of
-from tracetools.render.rawrows import RawEvent
+from tracetools.render.perfetto import Tally
 
 ORIGINAL = "where coalesce(category, '') != 'tracetools'"  # slices that are not ours
 
@@ -35,12 +31,7 @@ ORIGINAL = "where coalesce(category, '') != 'tracetools'"  # slices that are not
 def export(source: Path, out: Path) -> tuple[Tally, Run]:
     """`tracetools export SOURCE -o OUT`."""
     run = load_run(source)
-    rules = profile_for(run)
-    tracks = [tracks_of(found, break_down(found, rules)) for found in explain_run(run, rules)]
-    folder = source if source.is_dir() else source.parent
-    tally = Tally()
-    pieces = chrome_trace(run, tracks, lambda p: read_document(folder / p.trace.file, RawEvent), tally)
-    write_atomically(out, gzipped(pieces))
+    tally = export_run(run, out)
     return tally, run
 
 
@@ -167,6 +158,16 @@ def test_numbers_of_rows_are_unique_and_never_0_whatever_the_file_says(tmp_path:
     assert len({tid for _, tid in ids} | {pid for pid, _ in ids}) == len(ids) + len({pid for pid, _ in ids})
     names = {str(n) for (n,) in found.query("select name from thread where tid > 0")}
     assert {"thread 0", "-1", "10.0.0.1", "stream 7", f"thread {2**64}"} <= names
+
+
+def test_rows_of_the_profiler_itself_have_a_title(tmp_path: Path) -> None:
+    """Kineto's pid of these is a word, or nothing."""
+    found, _ = exported(
+        tmp_path, [op("o", 0, 9), x("s", "Trace", 0, 9, pid="Spans", tid=1), x("w", "Trace", 0, 9, pid="")]
+    )
+
+    names = {name for (name,) in found.query("select name from process where pid > 0")}
+    assert {"rank 0: Spans", "rank 0: profiler", "rank 0: pid 1000"} <= names
 
 
 def test_original_names_of_processes_and_threads_are_kept(tmp_path: Path) -> None:
@@ -427,30 +428,29 @@ def test_counter_values_are_the_numbers_of_an_object() -> None:
 def test_every_real_trace_loads_clean_with_every_slice(corpus: Path, tmp_path: Path) -> None:
     """No error, no data loss; (ts, dur) of all original slices, as one set, is what the reader read, to the nanosecond."""
     out = tmp_path / "out.json.gz"
-    checked = 0
+    refused = []
     for source in sorted((corpus / "traces").iterdir()):
         try:
             tally, run = export(source, out)
         except TracetoolsError:
+            refused.append(source.name.split("__")[1].split(".")[0])
             continue
         found = loaded(out, tally)
-        shown: Counter[tuple[object, ...]] = Counter(found.query(f"select ts, dur from slice {ORIGINAL}"))
-        events = run.processes[0].trace.events
+        shown: Counter[tuple[object, ...]] = Counter(found.query(f"select ts, dur, name from slice {ORIGINAL}"))
+        trace = run.processes[0].trace
+        events = trace.events
+        names = [trace.names[i] for i in events.name.tolist()]
         meant: Counter[tuple[object, ...]] = Counter(
-            zip(events.start.tolist(), (events.end - events.start).tolist(), strict=True)
+            zip(events.start.tolist(), (events.end - events.start).tolist(), names, strict=True)
         )
         assert (shown - meant).total() == tally.instants, source.name
         assert not meant - shown, source.name
-        checked += 1
-    assert checked >= 2
+    assert refused == ["eg", "rocprof_908_results"]  # no Kineto traces: test_cli shows what is said of such files
 
 
 def test_every_tricky_case_loads_clean(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json.gz"
     for source in sorted((corpus / "cases").glob("[0-9]*")):
-        try:
-            tally, _ = export(source, out)
-        except TracetoolsError:
-            continue
+        tally, _ = export(source, out)
         loaded(out, tally)
         json.loads(gzip.decompress(out.read_bytes()), parse_constant=pytest.fail)

@@ -177,9 +177,7 @@ class _Writer:
                 yield from self.row(pid, row, row.name)
         pids: dict[str, int] = {}
         for original, group in _grouped(raw):
-            name = raw.process_names.get(original, "")
-            words = (f"{title}:", name, f"pid {original}")
-            pids[original], named = self.process_metadata(" ".join(w for w in words if w))
+            pids[original], named = self.process_metadata(_process_title(title, raw, original))
             yield named
             for row in group:
                 yield from self.row(pids[original], row, _row_title(row.name, row.tid, device=row.device))
@@ -214,7 +212,7 @@ class _Writer:
     def counters(self, title: str, raw: RawRows, pids: dict[str, int]) -> Iterator[bytes]:
         for at, original, body, values in raw.counters:
             if original not in pids:  # a process that has counters and nothing else
-                pids[original], named = self.process_metadata(f"{title}: pid {original}")
+                pids[original], named = self.process_metadata(_process_title(title, raw, original))
                 yield named
             yield b'{"ph":"C","pid":%d,"ts":%b,%b}' % (pids[original], _us(at), body)
             self.tally.counters += values
@@ -261,6 +259,12 @@ def _grouped(raw: RawRows) -> list[tuple[str, list[Row]]]:
         return not any(r.device for r in groups[pid]), raw.process_order.get(pid, 0), _natural(pid)
 
     return [(pid, sorted(groups[pid], key=row_key)) for pid in sorted(groups, key=group_key)]
+
+
+def _process_title(title: str, raw: RawRows, pid: str) -> str:
+    """Kineto gives its own rows words for a pid ("Spans", "Traces", nothing at all)."""
+    words = (raw.process_names.get(pid, ""), f"pid {pid}" if pid.lstrip("-").isdecimal() else pid)
+    return f"{title}: {' '.join(w for w in words if w) or 'profiler'}"
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
