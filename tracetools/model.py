@@ -73,6 +73,7 @@ class Collective:
     out_elements: int | None = None
     dtype: str | None = None
     sequence: int | None = None
+    input_type: str | None = None  # of its first tensor, as torch spells it ("c10::Half"): all that older traces say
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +127,7 @@ class TraceInfo:
     profiler: tuple[str, ...] = ()  # record_shapes, with_stack, profile_memory ... that were on
     rank_source: str | None = None  # where the rank was found: "distributedInfo", "file name"
     extra: Mapping[str, str] = field(default_factory=dict)  # NCCL, CUDA, HIP versions
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks of the process groups, by name
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from tracetools.load.records import NOTHING, Args, Event
@@ -43,6 +44,7 @@ CATEGORIES = {
     "cuda_sync": Category.SYNC,
     "overhead": Category.OVERHEAD,
 }
+_COMMUNICATES = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:")  # annotations of torch.distributed's backends
 _ON_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC)
 
 
@@ -75,7 +77,7 @@ def make_columns(events: Sequence[Event]) -> Columns:
     names, name = _intern([e.name for e in events])
     thread_keys, thread = _intern([(e.pid, e.tid) for e in events])
     dim_texts, dims = _intern_optional([None if a.dims is NOTHING else bytes(a.dims) for a in args])
-    collectives, collective = _intern_optional([_collective(a) if a.collective is not None else None for a in args])
+    collectives, collective = _intern_optional([_collective(e.name, a) for e, a in zip(events, args, strict=True)])
     on_device = np.isin(category, _ON_DEVICE)
     device = np.where(on_device, _device(events, args), -1).astype(np.int32)
     return Columns(
@@ -161,7 +163,11 @@ def _fill(column: Int64, other: Callable[[int], Any]) -> Int64:
     return column
 
 
-def _collective(args: Args) -> Collective:
+def _collective(name: str, args: Args) -> Collective | None:
+    """What the event says of its collective; where it has no such arguments, the type of an annotation's first tensor."""
+    if args.collective is None:
+        typed = args.types is not NOTHING and name.startswith(_COMMUNICATES)
+        return Collective(input_type=_first_type(args.types)) if typed else None
     return Collective(
         name=_text(args.collective),
         group=_text(args.group),
@@ -173,6 +179,14 @@ def _collective(args: Args) -> Collective:
         dtype=_text(args.dtype),
         sequence=_number(args.sequence),
     )
+
+
+def _first_type(types: msgspec.Raw) -> str | None:
+    try:
+        found = msgspec.json.decode(types)
+    except msgspec.DecodeError:
+        return None
+    return str(found[0]) if isinstance(found, list) and found and found[0] else None
 
 
 def _text(value: Any) -> str | None:

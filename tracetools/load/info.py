@@ -50,7 +50,18 @@ def trace_info(top: Mapping[str, Any], path: Path) -> TraceInfo:
             **({"nccl_version": str(distributed["nccl_version"])} if "nccl_version" in distributed else {}),
             **({"role": str(ours["role"])} if "role" in ours else {}),
         },
+        groups=_groups(distributed.get("pg_config")),
     )
+
+
+def _groups(config: Any) -> dict[str, tuple[int, ...]]:
+    """Ranks of each process group that the file lists; a group whose ranks it does not spell out is left out."""
+    found = {}
+    for entry in config if isinstance(config, list) else []:
+        ranks = _mapping(entry).get("ranks")
+        if isinstance(ranks, list) and ranks and all(_whole(r) is not None for r in ranks):
+            found[str(entry.get("pg_name"))] = tuple(int(r) for r in ranks)
+    return found
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ class Args(msgspec.Struct, gc=False):
     device: Any = None
     bytes: Any = None
     dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     name: Any = None  # of "M" events
     python_id: Any = msgspec.field(default=None, name="Python id")
     python_parent: Any = msgspec.field(default=None, name="Python parent id")
