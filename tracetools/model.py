@@ -114,6 +114,14 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group that a trace file lists: its ranks in order, and what its maker called it ("" where he did not)."""
+
+    ranks: tuple[int, ...]
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TraceInfo:
     """What a trace file says about itself. None where it does not say."""
 
@@ -127,7 +135,7 @@ class TraceInfo:
     profiler: tuple[str, ...] = ()  # record_shapes, with_stack, profile_memory ... that were on
     rank_source: str | None = None  # where the rank was found: "distributedInfo", "file name"
     extra: Mapping[str, str] = field(default_factory=dict)  # NCCL, CUDA, HIP versions
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks of the process groups, by name
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict)  # of torch.distributed, by name
 
 
 @dataclass(frozen=True, slots=True, eq=False)

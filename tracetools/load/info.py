@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tracetools.model import TraceInfo
+from tracetools.model import ProcessGroup, TraceInfo
 
 PROFILER_FLAGS = ("record_shapes", "with_stack", "with_flops", "with_modules", "profile_memory")
 VERSIONS = (
@@ -54,13 +54,15 @@ def trace_info(top: Mapping[str, Any], path: Path) -> TraceInfo:
     )
 
 
-def _groups(config: Any) -> dict[str, tuple[int, ...]]:
-    """Ranks of each process group that the file lists; a group whose ranks it does not spell out is left out."""
+def _groups(config: Any) -> dict[str, ProcessGroup]:
+    """Each process group that the file lists; one whose ranks it does not spell out is left out."""
     found = {}
     for entry in config if isinstance(config, list) else []:
         ranks = _mapping(entry).get("ranks")
         if isinstance(ranks, list) and ranks and all(_whole(r) is not None for r in ranks):
-            found[str(entry.get("pg_name"))] = tuple(int(r) for r in ranks)
+            description = _text(entry.get("pg_desc")) or ""
+            group = ProcessGroup(tuple(sorted(map(int, ranks))), "" if description == "undefined" else description)
+            found[str(entry.get("pg_name"))] = group
     return found
 
 
