@@ -48,7 +48,7 @@ def _host_activity(classified: Classified, profile: StackProfile) -> Activity:
     annotated = collective & (ev.category == Category.USER_ANNOTATION)
     comm_parts = [union(ev.start[annotated], ev.end[annotated])]
     compute_parts = [EMPTY]
-    for line, served in operator_timelines(classified, collective, collective):
+    for _, line, served in operator_timelines(classified, collective, collective):
         compute_parts.append(minus(spans_of(line, 0), served))
         comm_parts.append(spans_of(line, 1))
     compute, comm = merge(*compute_parts), merge(*comm_parts)
@@ -63,8 +63,8 @@ def collective_names(classified: Classified, profile: StackProfile) -> Bool:
 
 def operator_timelines(
     classified: Classified, collective: Bool, value: Bool | Int64
-) -> Iterator[tuple[Timeline, Spans]]:
-    """Per thread that runs operators: `value` of the innermost one at every instant, and when the thread serves a collective.
+) -> Iterator[tuple[int, Timeline, Spans]]:
+    """Each thread that runs operators: `value` of the innermost one at every instant, and when it serves a collective.
 
     Inside an annotation of a collective on its own thread an operator is part of that collective: gloo's threads do no training.
     `collective` (is its name one?) and `value` have an entry per event.
@@ -76,7 +76,7 @@ def operator_timelines(
         rows = np.flatnonzero(operators & (ev.thread == thread))
         mine = np.flatnonzero(serving & (ev.thread == thread))
         line = innermost(ev.start[rows], ev.end[rows], value[rows].astype(np.int64))
-        yield line, union(ev.start[mine], ev.end[mine])
+        yield int(thread), line, union(ev.start[mine], ev.end[mine])
 
 
 def spans_of(line: Timeline, value: int) -> Spans:

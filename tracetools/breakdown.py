@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracetools.activity import Activity, collective_names, device_span, operator_timelines
+from tracetools.attribution import region_use, sync_sites
 from tracetools.classify import COMM, MEMORY, Classified
 from tracetools.gaps import DRIVER, KINDS, UNKNOWN, Gaps, Segments
 from tracetools.intervals import NONE, Spans, clip, covered, innermost, overlay, presence
@@ -48,6 +49,7 @@ class Explained:
     activity: Activity
     steps: Steps
     gaps: Gaps
+    split: tuple[Spans, Spans] | None = None  # in collectives paired with other ranks; of these, waiting for another
 
 
 def break_down(found: Explained, profile: StackProfile) -> ProcessBreakdown:
@@ -68,6 +70,8 @@ def break_down(found: Explained, profile: StackProfile) -> ProcessBreakdown:
         kernel_classes=_kernel_classes(found, profile),
         coverage=_coverage(found, steps),
         problems=(*process.trace.problems, *classified.problems, *process.problems, *_odd_steps(found, steps)),
+        regions=region_use(classified, found.steps, found.activity, found.gaps, profile),
+        synchronisations=sync_sites(classified, found.gaps, profile),
     )
 
 
@@ -91,7 +95,8 @@ def _steps(found: Explained) -> tuple[StepBreakdown, ...]:
     wall = np.diff(edges)
     owner = step_of_work(found.classified, steps)
     kernel_count = np.bincount(owner[(owner != NONE) & (found.classified.work.kind != MEMORY)], minlength=len(wall))
-    causes = _causes(found)
+    causes = causes_per_step(found)
+    waits = _waits(found, comm)
     rows = []
     for i, step in enumerate(steps.steps):
         idle = int(wall[i] - busy[i])
@@ -111,7 +116,7 @@ def _steps(found: Explained) -> tuple[StepBreakdown, ...]:
                 idle_ns=idle,
                 comm_ns=int(comm[i]),
                 overlapped_comm_ns=int(comm[i] - (kernels[i] - compute[i])),
-                comm_wait_ns=None,
+                comm_wait_ns=waits[i],
                 kernels=int(kernel_count[i]),
                 card=process.cards.get(step.number, Card()) if step.number is not None else Card(),
                 causes=causes[i],
@@ -120,7 +125,15 @@ def _steps(found: Explained) -> tuple[StepBreakdown, ...]:
     return tuple(rows)
 
 
-def _causes(found: Explained) -> list[tuple[Cause, ...]]:
+def _waits(found: Explained, comm: Int64) -> list[int | None]:
+    """Per step, time in which a collective waits for another rank. None: there is communication, and none of it is paired."""
+    if found.split is None:
+        return [None] * len(comm)
+    paired, waiting = (np.diff(covered(s, found.steps.edges)) for s in found.split)
+    return [int(w) if p or not c else None for p, w, c in zip(paired, waiting, comm, strict=True)]
+
+
+def causes_per_step(found: Explained) -> list[tuple[Cause, ...]]:
     """Causes of each step, largest first."""
     segments, names = found.gaps.segments, found.gaps.names
     length = segments.end - segments.start
@@ -204,7 +217,7 @@ def _classed_operators(found: Explained, profile: StackProfile) -> tuple[Strings
         object,
     )
     parts: list[tuple[Int64, Int64, Int64]] = []
-    for line, served in operator_timelines(classified, collective[ev.name], np.arange(len(ev))):
+    for _, line, served in operator_timelines(classified, collective[ev.name], np.arange(len(ev))):
         here = np.flatnonzero(line.value[:-1] != NONE)
         pieces = overlay(Spans(line.at[here], line.at[here + 1]), presence(served))
         row, start, end = line.value[here][pieces.parent], pieces.spans.start, pieces.spans.end

@@ -113,6 +113,13 @@ def presence(spans: Spans) -> Timeline:
     )
 
 
+def value_at(timeline: Timeline, at: Int64) -> Int64:
+    """The timeline's value at each instant."""
+    index = np.searchsorted(timeline.at, at, side="right") - 1
+    values = np.append(timeline.value, NONE)
+    return np.where(index >= 0, values[index], NONE)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
     """Parts of intervals: which interval each part came from, and the timeline's value in it."""

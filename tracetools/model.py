@@ -280,6 +280,32 @@ class KernelClass:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionUse:
+    """What a region of the host's code cost within the steps, ns. Work durations are added up, over streams too."""
+
+    region: str | None  # None: no region was active
+    kernels: int  # launched in it (0 without a device)
+    compute_ns: int
+    comm_ns: int
+    memory_ns: int
+    idle_ns: int  # charged to it, whatever the kind; what other processes caused is not in it
+    launch_bound_ns: int  # of idle_ns: kinds host and launch_latency
+    sync_ns: int  # of idle_ns: kind sync
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSite:
+    """A place in the host's code that waits for the device, and the idle time that its waits caused within the steps."""
+
+    call: str  # outermost waiting call: cudaStreamSynchronize, aten::item, ...
+    operator: str | None  # innermost operator around it
+    region: str | None
+    source: str | None  # innermost Python frame of the user's own, where stacks were recorded
+    calls: int  # that caused idle time
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """How far the attribution reaches, in device nanoseconds and idle nanoseconds."""
 
@@ -304,6 +330,82 @@ class ProcessBreakdown:
     kernel_classes: tuple[KernelClass, ...]  # within the steps
     coverage: Coverage
     problems: tuple[Problem, ...]
+    regions: tuple[RegionUse, ...] = ()
+    synchronisations: tuple[SyncSite, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRank:
+    """One rank's part in the collectives of a row: duration = wait + transfer. `last`: how often the others waited for it."""
+
+    file: str
+    rank: int | None
+    count: int
+    duration_ns: int
+    wait_ns: int
+    transfer_ns: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """All collectives of one group, operation, type and size. Durations are sums over ranks, bandwidths GB/s (10^9 bytes)."""
+
+    type: str
+    group: str
+    ranks: int  # of the group
+    recorded_ranks: int
+    dtype: str | None
+    bytes: int | None
+    count: int
+    duration_ns: int
+    wait_ns: int
+    transfer_ns: int
+    longest_ns: int  # of a call
+    median_ns: int
+    algorithm_gb_per_s: float | None
+    bus_gb_per_s: float | None
+    per_rank: tuple[CollectiveRank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that others waited for: compute + exposed_comm + exposed_memory + idle + not_recorded == meanwhile.
+
+    `waited_ns` is what all others waited for it together; `meanwhile_ns` the time in which at least one did; causes sum to idle.
+    """
+
+    file: str
+    role: str
+    rank: int | None
+    last: int  # in so many collectives it came last
+    collectives: int  # of so many that it took part in
+    waited_ns: int
+    meanwhile_ns: int
+    compute_ns: int
+    exposed_comm_ns: int
+    exposed_memory_ns: int
+    idle_ns: int
+    not_recorded_ns: int  # outside its steps
+    causes: tuple[Cause, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A file whose clock was held against the others'. `ahead_ns` was taken off its times; None: it could not be placed.
+
+    low, high: between these causality allows the offset. `spread_ns`: how far the end of a collective is from the offset at most.
+    """
+
+    file: str
+    role: str
+    rank: int | None
+    host: str | None
+    ahead_ns: int | None
+    low_ns: int
+    high_ns: int
+    spread_ns: int | None
+    collectives: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +416,9 @@ class RunBreakdown:
     problems: tuple[Problem, ...]
     profiler: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()  # the one that cost most first
+    clocks: tuple[Clock, ...] = ()
 
     @property
     def all_problems(self) -> tuple[Problem, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tracetools.diff_records import Diff
-from tracetools.model import Card, Cause, Problem, ProcessBreakdown, RunBreakdown, StepBreakdown
+from tracetools.model import Card, Cause, Problem, ProcessBreakdown, RunBreakdown, StepBreakdown, Straggler
 
 BREAKDOWN_SCHEMA = "tracetools.breakdown/1"
 DIFF_SCHEMA = "tracetools.diff/1"
@@ -29,6 +29,9 @@ def breakdown_document(run: RunBreakdown) -> dict[str, Any]:
         "path": run.path,
         "stack": run.stack,
         "processes": [_process(p) for p in run.processes],
+        "collectives": [msgspec.to_builtins(c) for c in run.collectives],
+        "stragglers": [_straggler(s) for s in run.stragglers],
+        "clocks": [msgspec.to_builtins(c) for c in run.clocks],
         "problems": [_problem(p) for p in run.problems],
     }
 
@@ -54,6 +57,8 @@ def _process(p: ProcessBreakdown) -> dict[str, Any]:
             }
             for k in p.kernel_classes
         ],
+        "regions": [msgspec.to_builtins(r) for r in p.regions],
+        "synchronisations": [msgspec.to_builtins(s) for s in p.synchronisations],
         "coverage": msgspec.to_builtins(p.coverage),
         "problems": [_problem(q) for q in p.problems],
     }
@@ -83,6 +88,12 @@ def _cause(c: Cause) -> dict[str, Any]:
     if c.filled_by:
         row["filled_by"] = [{"name": name, "ns": ns} for name, ns in c.filled_by]
     return row
+
+
+def _straggler(s: Straggler) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(s)
+    del row["causes"]
+    return {**row, "idle_causes": [_cause(c) for c in s.causes]}
 
 
 def _problem(p: Problem) -> dict[str, Any]:
