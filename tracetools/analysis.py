@@ -16,8 +16,11 @@ from tracetools.classify import Classified, classify
 from tracetools.gaps import DriverView, between_markers, explain, own_methods
 from tracetools.intervals import EMPTY, NONE, Spans, merge
 from tracetools.model import Process, Run, RunBreakdown
+from tracetools.ranks import Ranks, across_ranks
 from tracetools.stackprofile import DEFAULT_PROFILE, StackProfile, load_profile
 from tracetools.steps import Markers, find_markers, find_steps
+from tracetools.stragglers import stragglers
+from tracetools.waiting import rows_of
 
 if TYPE_CHECKING:
     from tracetools.diff_records import Diff
@@ -32,25 +35,56 @@ def profile_for(run: Run, profile: StackProfile | None = None) -> StackProfile:
     return profile or load_profile(run.stack or DEFAULT_PROFILE)
 
 
-def explain_run(run: Run, profile: StackProfile | None = None) -> list[Explained]:
-    """All stages for all processes, in the order of run.processes."""
+def explain_run(run: Run, profile: StackProfile | None = None) -> tuple[Ranks, list[Explained]]:
+    """All stages for all processes: what they tell of each other (`Ranks.run` has their clocks aligned), and each of its processes."""
     rules = profile_for(run, profile)
-    classified = {id(p): classify(p.trace, rules) for p in run.processes}
-    markers = {id(p): find_markers(classified[id(p)], rules) for p in run.processes}
-    driver = run.driver
-    methods = {id(p): own_methods(classified[id(p)]) for p in run.processes} if driver else {}
+    classified = [classify(p.trace, rules) for p in run.processes]
+    markers = [find_markers(c, rules) for c in classified]
+    ranks = across_ranks(run, classified, _marks(run, markers))
+    moved = [a.trace is not b.trace for a, b in zip(ranks.run.processes, run.processes, strict=True)]
+    run = ranks.run
+    classified = [
+        classify(p.trace, rules) if m else c for p, c, m in zip(run.processes, classified, moved, strict=True)
+    ]
+    markers = [find_markers(c, rules) if m else old for c, old, m in zip(classified, markers, moved, strict=True)]
+    marks, views = _marks(run, markers), _views(run, classified, markers, rules)
     found = []
-    for process in run.processes:
-        mine = classified[id(process)]
-        view, marks = None, markers[id(process)]
-        if driver is not None and _is_driven(process, driver):
-            peers = [methods[id(p)] for p in run.processes if p is not process and _is_driven(p, driver)]
-            view = _driver_view(classified[id(driver)], markers[id(driver)], rules, peers)
-            marks = _drivers_markers(marks, markers[id(driver)])
-        steps = find_steps(mine, marks)
-        activity = activity_of(mine, rules)
-        found.append(Explained(process, mine, activity, steps, explain(mine, activity, steps, rules, view)))
-    return found
+    for i, process in enumerate(run.processes):
+        steps = find_steps(classified[i], marks[i])
+        activity = activity_of(classified[i], rules)
+        gaps = explain(classified[i], activity, steps, rules, views[i])
+        split = (ranks.waiting.matched(i), ranks.waiting.waiting(i)) if ranks.waiting else None
+        found.append(Explained(process, classified[i], activity, steps, gaps, split))
+    return ranks, found
+
+
+def _marks(run: Run, markers: list[Markers]) -> list[Markers]:
+    """Step markers of each process: its driver's where it is driven."""
+    driver = run.driver
+    if driver is None:
+        return markers
+    drivers = markers[run.processes.index(driver)]
+    return [
+        _drivers_markers(m, drivers) if _is_driven(p, driver) else m
+        for p, m in zip(run.processes, markers, strict=True)
+    ]
+
+
+def _views(
+    run: Run, classified: list[Classified], markers: list[Markers], rules: StackProfile
+) -> list[DriverView | None]:
+    """What each process sees of its driver; None for one that is not driven."""
+    driver = run.driver
+    if driver is None:
+        return [None] * len(run.processes)
+    at = run.processes.index(driver)
+    methods = {i: own_methods(classified[i]) for i, p in enumerate(run.processes) if _is_driven(p, driver)}
+    return [
+        _driver_view(classified[at], markers[at], rules, [methods[j] for j in methods if j != i])
+        if i in methods
+        else None
+        for i in range(len(run.processes))
+    ]
 
 
 def _is_driven(process: Process, driver: Process) -> bool:
@@ -80,7 +114,8 @@ def _drivers_markers(own: Markers, drivers: Markers) -> Markers:
 def analyze(run: Run, profile: StackProfile | None = None) -> RunBreakdown:
     """Partition, causes and classes of every process of a run."""
     rules = profile_for(run, profile)
-    found = explain_run(run, rules)
+    ranks, found = explain_run(run, rules)
+    run = ranks.run
     infos = [p.trace.info for p in run.processes]
     return RunBreakdown(
         path=run.path,
@@ -89,6 +124,9 @@ def analyze(run: Run, profile: StackProfile | None = None) -> RunBreakdown:
         problems=run.problems,
         profiler=tuple(sorted({flag for info in infos for flag in info.profiler})),
         devices=tuple(dict.fromkeys(d for info in infos for d in info.devices)),
+        collectives=rows_of(ranks.waiting, run.processes) if ranks.waiting else (),
+        stragglers=stragglers(found, ranks.waiting) if ranks.waiting else (),
+        clocks=ranks.clocks,
     )
 
 
@@ -115,7 +153,9 @@ def export_run(run: Run, out: Path, profile: StackProfile | None = None, progres
     from tracetools.render.rawrows import RawEvent
 
     rules = profile_for(run, profile)
-    tracks = [tracks_of(found, break_down(found, rules)) for found in explain_run(run, rules)]
+    ranks, explained = explain_run(run, rules)
+    run = ranks.run
+    tracks = [tracks_of(found, break_down(found, rules)) for found in explained]
     source = Path(run.path)
     done = count()
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tracetools.diff_records import ClassDelta, Diff, Row, Side
 from tracetools.match import working
-from tracetools.model import Cause, Problem, ProcessBreakdown, Run, RunBreakdown, StepBreakdown
+from tracetools.model import Cause, Problem, ProcessBreakdown, Run, RunBreakdown, StepBreakdown, Straggler
 from tracetools.render.grid import Column, Grid
 from tracetools.verdict import label
 
@@ -25,6 +25,9 @@ SHOWN_CAUSES = 8
 SHOWN_STEPS = 12
 SHOWN_CLASSES = 10
 SHOWN_PROBLEMS = 12
+SHOWN_STRAGGLERS = 3
+SHOWN_WAIT = 0.1  # of all waiting: ranks that caused less are no stragglers to speak of
+SHOWN_PARTS = 3
 SMALL = 0.005  # parts below this share of the step are summed up in one line
 
 
@@ -178,6 +181,10 @@ def print_breakdown(run: RunBreakdown) -> None:
                 style="dim",
             )
         )
+    if run.collectives:
+        _show(out, _collectives(run))
+        for line in _stragglers(run):
+            out.print(Text(line))
     _print_problems(out, [("", p) for p in run.all_problems])
 
 
@@ -265,6 +272,73 @@ def _process_classes(p: ProcessBreakdown) -> Grid:
 
 def _who(p: ProcessBreakdown) -> str:
     return p.role if p.role == "driver" or p.rank is None else f"{p.role} {p.rank}"
+
+
+def _collectives(run: RunBreakdown) -> Grid:
+    """Mean of the ranks; bandwidths over all collectives of a row."""
+    grid = _grid(
+        "collectives, ms per rank",
+        "ranks",
+        "count",
+        "size?",
+        "waiting",
+        "transfer",
+        "median call?",
+        "alg GB/s?",
+        "bus GB/s",
+    )
+    for c in run.collectives[:SHOWN_CLASSES]:
+        ranks = str(c.ranks) if c.recorded_ranks == c.ranks else f"{c.recorded_ranks} of {c.ranks}"
+        grid.add(
+            clean(f"{c.type}{f' {c.dtype}' if c.dtype else ''}, {c.group}", 52), ranks, f"{c.count:,}", _size(c.bytes),
+            ms(c.wait_ns // c.recorded_ranks), ms(c.transfer_ns // c.recorded_ranks), ms(c.median_ns),
+            _decimal(c.algorithm_gb_per_s), _decimal(c.bus_gb_per_s),
+        )  # fmt: skip
+    rest = run.collectives[SHOWN_CLASSES:]
+    if rest:
+        count, wait, transfer = (
+            sum(c.count for c in rest),
+            sum(c.wait_ns // c.recorded_ranks for c in rest),
+            sum(c.transfer_ns // c.recorded_ranks for c in rest),
+        )
+        grid.add(f"{len(rest)} more", "", f"{count:,}", "", ms(wait), ms(transfer), "", "", "", style="dim")
+    return grid
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "n/a"
+    unit = next((u for u in (2**30, 2**20, 2**10) if size >= u), 1)
+    name = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB", 1: "B"}[unit]
+    return f"{size / unit:,.1f} {name}" if unit > 1 else f"{size:,} B"
+
+
+def _decimal(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:,.2f}"
+
+
+def _stragglers(run: RunBreakdown) -> Iterator[str]:
+    """One sentence for each rank that holds a good part of all waiting."""
+    total = sum(s.waited_ns for s in run.stragglers)
+    for s in run.stragglers[:SHOWN_STRAGGLERS]:
+        if s.waited_ns < total * SHOWN_WAIT:
+            return
+        who = f"{s.role} {s.rank}"
+        yield (
+            f"{who} kept the others waiting: last in {s.last:,} of {s.collectives:,} collectives, {ms(s.waited_ns)} ms of the others' "
+            f"{ms(total)} ms. Meanwhile ({ms(s.meanwhile_ns)} ms) it was {_meanwhile(s)}."
+        )
+
+
+def _meanwhile(s: Straggler) -> str:
+    """Its parts by size, idle time by cause."""
+    parts = [(s.compute_ns, "computing"), (s.exposed_comm_ns, "in other communication")]
+    parts += [(s.exposed_memory_ns, "copying"), (s.not_recorded_ns, "outside its recorded steps")]
+    parts += [(c.ns, f"idle: {clean(cause_label(c))}{_fillers(dict(c.filled_by))}") for c in s.causes]
+    ranked = sorted((p for p in parts if p[0]), key=lambda p: -p[0])
+    said = [f"{share(ns, s.meanwhile_ns)} {what}" for ns, what in ranked[:SHOWN_PARTS]]
+    rest = sum(ns for ns, _ in ranked[SHOWN_PARTS:])
+    return ", ".join(said + ([f"{share(rest, s.meanwhile_ns)} other"] if rest else []))
 
 
 # ---------------------------------------------------------------- info
