@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracetools.activity import Activity, collective_names, device_span, operator_timelines
+from tracetools.attribution import region_use, sync_sites
 from tracetools.classify import COMM, MEMORY, Classified
 from tracetools.gaps import DRIVER, KINDS, UNKNOWN, Gaps, Segments
 from tracetools.intervals import NONE, Spans, clip, covered, innermost, overlay, presence
@@ -69,6 +70,8 @@ def break_down(found: Explained, profile: StackProfile) -> ProcessBreakdown:
         kernel_classes=_kernel_classes(found, profile),
         coverage=_coverage(found, steps),
         problems=(*process.trace.problems, *classified.problems, *process.problems, *_odd_steps(found, steps)),
+        regions=region_use(classified, found.steps, found.activity, found.gaps, profile),
+        synchronisations=sync_sites(classified, found.gaps, profile),
     )
 
 
@@ -214,7 +217,7 @@ def _classed_operators(found: Explained, profile: StackProfile) -> tuple[Strings
         object,
     )
     parts: list[tuple[Int64, Int64, Int64]] = []
-    for line, served in operator_timelines(classified, collective[ev.name], np.arange(len(ev))):
+    for _, line, served in operator_timelines(classified, collective[ev.name], np.arange(len(ev))):
         here = np.flatnonzero(line.value[:-1] != NONE)
         pieces = overlay(Spans(line.at[here], line.at[here + 1]), presence(served))
         row, start, end = line.value[here][pieces.parent], pieces.spans.start, pieces.spans.end

@@ -280,6 +280,32 @@ class KernelClass:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionUse:
+    """What a region of the host's code cost within the steps, ns. Work durations are added up, over streams too."""
+
+    region: str | None  # None: no region was active
+    kernels: int  # launched in it (0 without a device)
+    compute_ns: int
+    comm_ns: int
+    memory_ns: int
+    idle_ns: int  # charged to it, whatever the kind; what other processes caused is not in it
+    launch_bound_ns: int  # of idle_ns: kinds host and launch_latency
+    sync_ns: int  # of idle_ns: kind sync
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSite:
+    """A place in the host's code that waits for the device, and the idle time that its waits caused within the steps."""
+
+    call: str  # outermost waiting call: cudaStreamSynchronize, aten::item, ...
+    operator: str | None  # innermost operator around it
+    region: str | None
+    source: str | None  # innermost Python frame of the user's own, where stacks were recorded
+    calls: int  # that caused idle time
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """How far the attribution reaches, in device nanoseconds and idle nanoseconds."""
 
@@ -304,6 +330,8 @@ class ProcessBreakdown:
     kernel_classes: tuple[KernelClass, ...]  # within the steps
     coverage: Coverage
     problems: tuple[Problem, ...]
+    regions: tuple[RegionUse, ...] = ()
+    synchronisations: tuple[SyncSite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ def _process(p: ProcessBreakdown) -> dict[str, Any]:
             }
             for k in p.kernel_classes
         ],
+        "regions": [msgspec.to_builtins(r) for r in p.regions],
+        "synchronisations": [msgspec.to_builtins(s) for s in p.synchronisations],
         "coverage": msgspec.to_builtins(p.coverage),
         "problems": [_problem(q) for q in p.problems],
     }
