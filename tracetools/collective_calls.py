@@ -311,7 +311,7 @@ def _group(own: Collective | None, info: TraceInfo, where: str) -> Group:
         name=own.group,
         ranks=_ranks(own.group_ranks) or (info.groups[own.group].ranks if own.group in info.groups else None),
         size=own.group_size,
-        description="" if description in ("undefined", own.group) else f"{description} (group {own.group})",
+        description="" if description in ("", "undefined", own.group) else f"{description} (group {own.group})",
     )
 
 

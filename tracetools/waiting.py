@@ -25,7 +25,7 @@ _SHARE = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 _WHOLE = ("broadcast", "reduce")
 OUTLIER_SHARE = 0.5  # of a rank's communication in one call ...
 OUTLIER_RATIO = 100  # ... that lasts so many times the median of the others
-_LATE = np.iinfo(np.int64).max
+_LATE = 2**62  # ns; beyond any time, and still far from overflow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,20 +60,18 @@ def only_possible(matches: Matches, placed: Bool) -> tuple[Matches, list[Problem
 
     Where more than half of the collectives of a group that were paired by order are of that kind, the order is not to be trusted.
     """
-    matches = matches.without(~placed[matches.process])
-    sizes = np.bincount(matches.collective[matches.collective != NONE], minlength=matches.count)
-    was = np.unique(matches.collective[matches.collective != NONE])
-    lone = (sizes[np.maximum(matches.collective, 0)] == 1) & (matches.collective != NONE) & ~placed.all()
-    matches = matches.without(lone)
-    first_end, last_start = _extremes(matches, matches.kinds(*SYNCHRONISING))
-    broken = (last_start > first_end + SLACK_NS) & (sizes > 0)
-    if not broken.any():
+    if not matches.count:
         return matches, []
-    problems = []
+    matches = _without_lone(matches, placed)
+    paired = matches.collective != NONE
+    present = np.unique(matches.collective[paired])
     group = np.full(matches.count, NONE, np.int64)
-    group[matches.collective[matches.collective != NONE]] = matches.group[matches.collective != NONE]
+    group[matches.collective[paired]] = matches.group[paired]
+    first_end, last_start = _extremes(matches, matches.kinds(*SYNCHRONISING))
+    broken = last_start > first_end + SLACK_NS
+    problems = []
     for g in np.unique(group[broken]).tolist():
-        mine = np.flatnonzero((group == g) & np.isin(np.arange(matches.count), was))
+        mine = present[group[present] == g]
         bad = int(broken[mine].sum())
         doubtful = bool(matches.ordered[mine].all()) and 2 * bad > len(mine)
         if doubtful:
@@ -81,8 +79,16 @@ def only_possible(matches: Matches, placed: Bool) -> tuple[Matches, list[Problem
         what = "none of them is paired" if doubtful else "these are not paired"
         detail = f"{matches.groups[g].label}: in {bad} of {len(mine)} collectives a rank leaves before another enters; {what}"
         problems.append(Problem("collectives_contradict_clocks", bad, detail))
-    bad_rows = (matches.collective != NONE) & broken[np.maximum(matches.collective, 0)]
-    return matches.without(bad_rows), problems
+    return matches.without(paired & broken[np.maximum(matches.collective, 0)]), problems
+
+
+def _without_lone(matches: Matches, placed: Bool) -> Matches:
+    """Without calls of processes that are not placed, nor what then is on one rank only (a group of one rank aside)."""
+    before = np.bincount(matches.collective[matches.collective != NONE], minlength=matches.count)
+    matches = matches.without(~placed[matches.process])
+    after = np.bincount(matches.collective[matches.collective != NONE], minlength=matches.count)
+    lone = (after == 1) & (before > 1)
+    return matches.without((matches.collective != NONE) & lone[np.maximum(matches.collective, 0)])
 
 
 def _extremes(matches: Matches, rows: Bool) -> tuple[Int64, Int64]:
