@@ -253,13 +253,13 @@ def _joined(parts: Sequence[_Ends]) -> _Ends:
 
 
 def _grouped(clock: Int64, collective: Int64, end: Int64, first_end: Int64, last_start: Int64) -> _Ends:
-    keys, inverse, count = np.unique(np.stack([clock, collective]), axis=1, return_inverse=True, return_counts=True)
-    inverse = inverse.reshape(-1)
+    many = int(collective.max(initial=0)) + 1
+    keys, inverse, count = np.unique(clock * many + collective, return_inverse=True, return_counts=True)
     total, first, last = np.zeros(len(count), np.int64), np.full(len(count), _LATE), np.full(len(count), _EARLY)
     np.add.at(total, inverse, end)
     np.minimum.at(first, inverse, first_end)
     np.maximum.at(last, inverse, last_start)
-    return _Ends(keys[0], keys[1], total // np.maximum(count, 1), first, last)
+    return _Ends(keys // many, keys % many, total // np.maximum(count, 1), first, last)
 
 
 def _us(ns: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -126,8 +126,8 @@ def calls_of(classified: Classified, markers: Markers) -> Calls:
     between_two = np.array([w.kind in POINT_TO_POINT for w in whats], np.bool_)
     order = np.argsort(ev.start[row], kind="stable")
     keep = order[~between_two[order]] if len(row) else order
-    what_table, what = _interned(whats[i] for i in keep)
-    group_table, group = _interned(groups[i] for i in keep)
+    what_table, what = _interned([whats[i] for i in keep.tolist()])
+    group_table, group = _interned([groups[i] for i in keep.tolist()])
     step, last = _steps(called[keep], markers)
     return Calls(
         start=ev.start[row[keep]],
@@ -170,9 +170,14 @@ def type_of(spelling: str | None) -> str | None:
     return None if spelling is None else _TYPE.get(spelling.strip().removeprefix("c10::").lower())
 
 
-def _interned(values: Iterable[T]) -> tuple[tuple[T, ...], Int64]:
+def _interned(values: Sequence[T]) -> tuple[tuple[T, ...], Int64]:
     index: dict[T, int] = {}
-    rows = [index.setdefault(v, len(index)) for v in values]
+    seen: dict[int, int] = {}  # the same object again needs no comparison
+    rows = []
+    for value in values:
+        if (row := seen.get(id(value))) is None:
+            row = seen[id(value)] = index.setdefault(value, len(index))
+        rows.append(row)
     return tuple(index), np.array(rows, np.int64)
 
 
@@ -201,18 +206,20 @@ def _on_device(classified: Classified) -> Found:
     note, params = (_around(trace, rows, launch) for rows in (_annotations(trace), _parameters(trace)))
     streams = {key: i for i, key in enumerate(np.unique(_stream(trace, row)).tolist())}
     keys = np.stack([ev.name[row], ev.collective[row], _meta(trace, params), _meta(trace, note), _dims(trace, note)])
-    told: dict[tuple[int, ...], What] = {}
-    whats, groups, sequence = [], [], []
+    told: dict[tuple[int, ...], tuple[What, Group, int]] = {}
+    calls: list[tuple[What, Group, int]] = []
     columns = zip(keys.T.tolist(), note.tolist(), _stream(trace, row).tolist(), strict=True)
-    for key, annotation, stream in columns:
-        key = (*key, int(ev.name[annotation]) if annotation != NONE else NONE)
-        own = _collective(trace, key[1], key[2])
+    for numbers, annotation, stream in columns:
+        key = (*numbers, int(ev.name[annotation]) if annotation != NONE else NONE, stream)
         if key not in told:
-            told[key] = _what(trace, key, own)
-        whats.append(told[key])
-        groups.append(_group(own, trace.info, f"stream {streams[stream]}"))
-        sequence.append(NONE if own is None or own.sequence is None else own.sequence)
-    return row, called, whats, groups, np.array(sequence, np.int64)
+            own = _collective(trace, key[1], key[2])
+            group = _group(own, trace.info, f"stream {streams[stream]}")
+            sequence = NONE if own is None or own.sequence is None else own.sequence
+            told[key] = _what(trace, key[:-1], own), group, sequence
+        calls.append(told[key])
+    whats, groups = [c[0] for c in calls], [c[1] for c in calls]
+    sequences = np.array([c[2] for c in calls], np.int64)
+    return row, called, whats, groups, sequences
 
 
 def _annotations(trace: Trace) -> Int64:

@@ -136,15 +136,15 @@ def rows_of(w: Waiting, processes: tuple[Process, ...]) -> tuple[CollectiveRow, 
     types = {t: i for i, t in enumerate(dict.fromkeys(x.dtype for x in m.whats))}
     kind = np.array([kinds[x.kind] for x in m.whats], np.int64)[what]
     dtype = np.array([types[x.dtype] for x in m.whats], np.int64)[what]
-    keys = np.stack([m.group[paired], kind, dtype, size[m.collective[paired]]])
-    unique, inverse = np.unique(keys, axis=1, return_inverse=True)
-    order = np.argsort(inverse.reshape(-1), kind="stable")
-    cuts = np.searchsorted(inverse.reshape(-1)[order], np.arange(1, unique.shape[1]))
-    parts = np.split(paired[order], cuts)
-    rows = [
-        _row(w, processes, rows, list(kinds)[k[1]], list(types)[k[2]], k[3])
-        for k, rows in zip(unique.T.tolist(), parts, strict=True)
-    ]
+    sizes, of_size = np.unique(size[m.collective[paired]], return_inverse=True)
+    key = ((m.group[paired] * len(kinds) + kind) * len(types) + dtype) * len(sizes) + of_size
+    order = np.argsort(key, kind="stable")
+    unique, first = np.unique(key[order], return_index=True)
+    rows = []
+    for number, calls in zip(unique.tolist(), np.split(paired[order], first[1:]), strict=True):
+        rest, at = divmod(number, len(sizes))
+        of_kind, of_type = divmod(rest % (len(kinds) * len(types)), len(types))
+        rows.append(_row(w, processes, calls, list(kinds)[of_kind], list(types)[of_type], int(sizes[at])))
     return tuple(sorted(rows, key=lambda r: (-r.duration_ns, r.group, r.type, r.bytes or 0)))
 
 
@@ -166,9 +166,10 @@ def _sizes(w: Waiting) -> Int64:
     n = np.array([m.groups[g].size or 0 for g in range(len(m.groups))], np.int64)
     paired = np.flatnonzero(m.collective != NONE)
     members = np.maximum(n[m.group[paired]], ranks[m.collective[paired]])
-    table, inverse = np.unique(np.stack([m.what[paired], members]), axis=1, return_inverse=True)
-    told = [message_bytes(m.whats[what], int(count)) for what, count in table.T.tolist()]
-    per_row = np.array([NONE if b is None else b for b in told], np.int64)[inverse.reshape(-1)]
+    many = int(members.max(initial=0)) + 1
+    table, inverse = np.unique(m.what[paired] * many + members, return_inverse=True)
+    told = [message_bytes(m.whats[code // many], code % many) for code in table.tolist()]
+    per_row = np.array([NONE if b is None else b for b in told], np.int64)[inverse]
     np.maximum.at(size, m.collective[paired], per_row)
     return size
 
