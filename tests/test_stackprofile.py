@@ -63,12 +63,18 @@ def test_own_rules_come_before_inherited_ones(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("name = ", "not valid TOML"),
-        ("", "`name` of \\[the file\\] is missing"),
-        ('name = "x"\n[[region]]\nmatch = ["a"]', "`name` of \\[region\\] is missing"),
-        ('name = "x"\n[[region]]\nname = "r"\nmatch = ["("]', "key `region.match`: '\\(' is not a regular expression"),
-        ('name = "x"\n[[region]]\nname = "r"\nmatch = "a"', "must be a list of texts"),
-        ('name = "x"\nregion = 5', "key `region`: write each entry under its own"),
-        ('name = "x"\n[[hook]]\ntarget = "a.b"\nregion = "r"', "write it as module:attribute"),
+        ("", "bad.toml: key `name`: is missing in the file"),
+        ('name = "x"\n[[region]]\nmatch = ["a"]', r"bad.toml:2: key `region.name`: is missing in \[region\]"),
+        (
+            'name = "x"\n[[region]]\nname = "r"\nmatch = ["("]',
+            r"bad.toml:4: key `region.match`: '\(' is not a regular expression",
+        ),
+        ('name = "x"\n[[region]]\nname = "r"\nmatch = "a"', "bad.toml:4: key `region.match`: must be a list of texts"),
+        ('name = "x"\nregion = 5', "bad.toml:2: key `region`: write each entry under its own"),
+        (
+            'name = "x"\n[[hook]]\ntarget = "a.b"\nregion = "r"',
+            "bad.toml:3: key `hook.target`: 'a.b': write it as module:attribute",
+        ),
         ('name = "x"\nextends = "nowhere"', "no stack profile named 'nowhere'"),
     ],
 )

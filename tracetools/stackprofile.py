@@ -2,16 +2,15 @@
 
 In: the name of a profile that ships with tracetools, or a path to a TOML file. Out: a frozen `StackProfile`.
 A profile that `extends` another one is read after it: its rules come first, so they win.
-Knows nothing of events or of the recorder that uses the hooks.
+Knows nothing of events, or of the recorder that uses the hooks. The keys of the file, and what is wrong with one: profilefile.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tracetools.errors import UsageError
+from tracetools.profilefile import ProfileFile, parse_profile
 
 DEFAULT_PROFILE = "torch"
 SUFFIX = ".toml"
@@ -26,10 +26,25 @@ SUFFIX = ".toml"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """Wrap `target` ("module:attr.path") in a range named `region` while recording."""
+    """What is wrapped at `target` ("module:attr.path"), and how. Keys that a kind has no use for are empty."""
 
     target: str
-    region: str
+    kind: str = "call"
+    region: str = ""
+    range: str = ""  # name in the trace
+    also: tuple[str, ...] = ()
+    end: str = ""
+    label: str | None = None
+    methods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CardRule:
+    """Where numbers of a card are found in the calls of ranges: number -> paths, the first that delivers counts."""
+
+    ranges: tuple[str, ...]
+    within: tuple[str, ...]
+    paths: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,11 @@ class StackProfile:
     sha256: str
     step_markers: tuple[re.Pattern[str], ...]
     step_functions: tuple[str, ...]
+    step_ranges: tuple[str, ...]  # a hooked range with such a name is a step ...
+    step_unless: tuple[str, ...]  # ... unless its call has a true argument of such a name
     hooks: tuple[Hook, ...]
+    cards: tuple[CardRule, ...]
+    roles: tuple[Rule, ...]  # of Ray actors, by the name of their class
     regions: tuple[Rule, ...]
     not_regions: tuple[re.Pattern[str], ...]
     waits: frozenset[str]  # regions in which a driver waits for its workers
@@ -85,6 +104,17 @@ class StackProfile:
             self._memo[key] = next((r.name for r in rules if r.matches(name)), None)
         return self._memo[key]
 
+    def for_recorder(self) -> dict[str, Any]:
+        """What the recorder inside a training process needs of the profile, ready for JSON."""
+        return {
+            "hooks": [asdict(h) for h in self.hooks],
+            "step_functions": list(self.step_functions),
+            "step_ranges": list(self.step_ranges),
+            "step_unless": list(self.step_unless),
+            "cards": [{"ranges": c.ranges, "within": c.within, **c.paths} for c in self.cards],
+            "roles": [[r.name, [p.pattern for p in r.patterns]] for r in self.roles],
+        }
+
 
 def any_match(patterns: Iterable[re.Pattern[str]], text: str) -> bool:
     return any(p.search(text) for p in patterns)
@@ -103,17 +133,14 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str | Path = DEFAULT_PROFILE) -> StackProfile:
-    """By name (`nemo-rl` and `nemo_rl` are the same) or by path. Raises UsageError naming file and key."""
+    """By name (`nemo-rl` and `nemo_rl` are the same) or by path. Raises UsageError naming file, line and key."""
     text, source = _read(name)
-    tables = [_parse(text, source)]
-    texts = [text]
-    while (parent := tables[-1].get("extends")) is not None:
-        if len(tables) > 8:
-            raise UsageError(f"{source}: key `extends`: the profiles extend each other in a circle.")
-        text, parent_source = _read(str(parent))
-        texts.append(text)
-        tables.append(_parse(text, parent_source))
-    return _build(tables, hashlib.sha256("\0".join(texts).encode()).hexdigest(), source)
+    found = [parse_profile(text, source)]
+    while (parent := found[-1].text("extends")) is not None:
+        if len(found) > 8:
+            raise found[0].error("extends", "the profiles extend each other in a circle")
+        found.append(parse_profile(*_read(parent)))
+    return _build(found, hashlib.sha256("\0".join(f.source_text for f in found).encode()).hexdigest())
 
 
 def _read(name: str | Path) -> tuple[str, str]:
@@ -131,48 +158,41 @@ def _read(name: str | Path) -> tuple[str, str]:
     return file.read_text(encoding="utf-8"), f"profiles/{file.name}"
 
 
-def _parse(text: str, source: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source}: not valid TOML: {error}.") from error
-
-
-def _build(tables: list[dict[str, Any]], sha256: str, source: str) -> StackProfile:
-    """`tables`: the profile itself, then what it extends."""
+def _build(found: list[ProfileFile], sha256: str) -> StackProfile:
+    """`found`: the profile itself, then what it extends."""
 
     def patterns(section: str, key: str) -> tuple[re.Pattern[str], ...]:
-        found = [_strings(t.get(section, {}), key, source, section) for t in tables]
-        return tuple(_pattern(p, source, f"{section}.{key}") for ps in found for p in ps)
+        return tuple(p for f in found for p in f.patterns(section, None, key))
+
+    def texts(section: str, key: str) -> tuple[str, ...]:
+        return tuple(t for f in found for t in f.texts(section, None, key))
 
     def rules(section: str) -> tuple[Rule, ...]:
-        rows = [row for t in tables for row in _rows(t, section, source)]
         return tuple(
-            Rule(
-                _string(r, "name", source, section),
-                tuple(_pattern(p, source, f"{section}.match") for p in _strings(r, "match", source, section)),
-            )
-            for r in rows
+            Rule(f.required(section, i, "name"), tuple(f.patterns(section, i, "match")))
+            for f in found
+            for i in f.entries(section)
         )
 
-    hooks = [
-        Hook(_string(r, "target", source, "hook"), _string(r, "region", source, "hook"))
-        for t in tables
-        for r in _rows(t, "hook", source)
-    ]
-    functions = [f for t in tables for f in _strings(t.get("step", {}), "functions", source, "step")]
-    for target in [h.target for h in hooks] + functions:
-        if target.count(":") != 1:
-            raise UsageError(f"{source}: hook target {target!r}: write it as module:attribute, e.g. 'ray:get'.")
+    hooks = tuple(_hook(f, i) for f in found for i in f.entries("hook"))
+    named = {
+        h.range: h.region for h in hooks if h.range and h.range != h.region
+    }  # ranges that say more than the region
     return StackProfile(
-        name=_string(tables[0], "name", source, "the file"),
+        name=found[0].required("", None, "name"),
         sha256=sha256,
         step_markers=patterns("step", "markers"),
-        step_functions=tuple(functions),
-        hooks=tuple(hooks),
-        regions=rules("region"),
+        step_functions=tuple(
+            f.target("step", None, "functions", t) for f in found for t in f.texts("step", None, "functions")
+        ),
+        step_ranges=texts("step", "ranges"),
+        step_unless=texts("step", "unless"),
+        hooks=hooks,
+        cards=tuple(_card(f, i) for f in found for i in f.entries("card")),
+        roles=rules("role"),
+        regions=(*(Rule(region, (re.compile(f"^{re.escape(n)}$"),)) for n, region in named.items()), *rules("region")),
         not_regions=patterns("annotations", "ignore"),
-        waits=frozenset(w for t in tables for w in _strings(t.get("driver", {}), "waits", source, "driver")),
+        waits=frozenset(texts("driver", "waits")),
         communication=patterns("device", "communication"),
         collectives=patterns("host", "collectives"),
         kernel_classes=rules("kernel_class"),
@@ -183,29 +203,25 @@ def _build(tables: list[dict[str, Any]], sha256: str, source: str) -> StackProfi
     )
 
 
-def _rows(table: Mapping[str, Any], section: str, source: str) -> list[Mapping[str, Any]]:
-    rows = table.get(section, [])
-    if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise UsageError(f"{source}: key `{section}`: write each entry under its own [[{section}]].")
-    return rows
+def _hook(file: ProfileFile, i: int) -> Hook:
+    kind = file.kind_of_hook(i)
+    region = file.required("hook", i, "region") if kind == "call" else ""
+    end = {"timer": "stop", "nvtx": "range_pop"}.get(kind, "")
+    return Hook(
+        target=file.target("hook", i, "target", file.required("hook", i, "target")),
+        kind=kind,
+        region=region,
+        range=file.one("hook", i, "range") or region,
+        also=tuple(file.target("hook", i, "also", t) for t in file.texts("hook", i, "also")),
+        end=file.one("hook", i, "end") or end,
+        label=file.one("hook", i, "label"),
+        methods=tuple(p.pattern for p in file.patterns("hook", i, "methods")),
+    )
 
 
-def _string(row: Mapping[str, Any], key: str, source: str, section: str) -> str:
-    value = row.get(key)
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{source}: `{key}` of [{section}] is missing or not a text.")
-    return value
-
-
-def _strings(row: Mapping[str, Any], key: str, source: str, section: str) -> list[str]:
-    value = row.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise UsageError(f"{source}: `{key}` of [{section}] must be a list of texts.")
-    return value
-
-
-def _pattern(text: str, source: str, key: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error as error:
-        raise UsageError(f"{source}: key `{key}`: {text!r} is not a regular expression: {error}.") from error
+def _card(file: ProfileFile, i: int) -> CardRule:
+    return CardRule(
+        ranges=tuple(file.texts("card", i, "ranges", needed=True)),
+        within=tuple(file.texts("card", i, "within")),
+        paths=file.paths_of_card(i),
+    )

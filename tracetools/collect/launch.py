@@ -105,8 +105,7 @@ def _environment(out: Path, profile: StackProfile, first: int, stop: int, option
         "out": str(out.resolve()),
         "first": first,
         "stop": stop,
-        "hooks": [[h.target, h.region] for h in profile.hooks],
-        "step_functions": list(profile.step_functions),
+        **profile.for_recorder(),
         "profiler": asdict(options),
     }
     path = os.environ.get("PYTHONPATH")

@@ -28,13 +28,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import tracetools_cards as cards
 import tracetools_hooks as hooks
+import tracetools_ranges as ranges
 
 SCHEMA = 1
 GRACE_S = 0.3  # after the last recorded step: long enough for a driver to finish its step, short enough to lose nothing
 POLL_S = 0.2  # how often a recording process looks for a request to stop
 PATIENCE_S = 60.0  # a driver that leaves waits so long for the traces of its workers
 STOP_FILE = ".stop"
+READ = "read"  # in a step, until its record is written: what the profile's card rules found
 NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 recording = False  # read by every hook and region: keep it a plain global
@@ -45,7 +48,11 @@ def install(config: str) -> None:
     """Once per process; called by sitecustomize."""
     global _state
     if _state is None:
-        _state = Recorder(json.loads(config))
+        settings = json.loads(config)
+        cards.install(settings["cards"])
+        ranges.step_names = frozenset(settings["step_ranges"])
+        ranges.step_unless = tuple(settings["step_unless"])
+        _state = Recorder(settings)
         hooks.install(_state.targets)
         os.register_at_fork(after_in_child=_forked)
 
@@ -63,10 +70,6 @@ def region(name: str) -> Any:
     return sys.modules["torch"].autograd.profiler.record_function(name)
 
 
-def _range_or_nothing(name: str) -> Any:
-    return region(name) if recording else None
-
-
 def enter_step() -> _Marker | None:
     """-> a marker for exit_step, or None where this step does not count (it lies inside another, or recording is over)."""
     return None if _state is None else _state.enter_step()
@@ -75,17 +78,6 @@ def enter_step() -> _Marker | None:
 def exit_step(marker: _Marker, numbers: dict[str, Any]) -> None:
     if _state is not None:
         _state.exit_step(marker, numbers)
-
-
-class _StepAround:
-    """A call of a step function of the profile is one step."""
-
-    def __enter__(self) -> None:
-        self.marker = enter_step()
-
-    def __exit__(self, *_: object) -> None:
-        if self.marker is not None:
-            exit_step(self.marker, {})
 
 
 class _Marker:
@@ -118,12 +110,11 @@ class Recorder:
         self.any_thread = False
 
     def _targets(self) -> list[hooks.Target]:
-        made = [hooks.Target(t, hooks.ranged(partial(_range_or_nothing, r))) for t, r in self.config["hooks"]]
-        made += [hooks.Target(t, hooks.ranged(_StepAround)) for t in self.config["step_functions"]]
+        made = hooks.targets(self.config)
         # these end workers: let them finish what they have recorded
         made += [
-            hooks.Target("ray:shutdown", hooks.preceded(wait_for_workers)),
-            hooks.Target("ray:kill", hooks.preceded(partial(wait_for_workers, ask=False))),
+            hooks.preceded("ray:shutdown", wait_for_workers),
+            hooks.preceded("ray:kill", partial(wait_for_workers, ask=False)),
         ]
         return made
 
@@ -141,6 +132,7 @@ class Recorder:
             self._finish_now()
         if not recording:  # not yet, no more, or just being written
             return _Marker(number, None, 0)
+        cards.take()  # what was read since the last step belongs to none
         span = region(f"tracetools.step#{number}")
         span.__enter__()
         return _Marker(number, span, time.time_ns())
@@ -151,7 +143,13 @@ class Recorder:
         if marker.range is not None:
             marker.range.__exit__(None, None, None)
             self.steps.append(
-                {"number": number, "start_unix_ns": marker.started, "end_unix_ns": time.time_ns(), **_whole(numbers)}
+                {
+                    "number": number,
+                    "start_unix_ns": marker.started,
+                    "end_unix_ns": time.time_ns(),
+                    **_whole(numbers),
+                    READ: cards.take(),
+                }
             )
         if number + 1 == self.first and self.profiler is None and not self.done:
             self._start()
@@ -269,7 +267,17 @@ class Recorder:
         """Says that this process records, for those who wait for its trace and for the case that it never comes."""
         _write(self._own("recording"), {**identity(), "first": self.first, "stop": self.stop})
 
+    def _fill_cards(self) -> None:
+        """What the training code says by itself (tracetools.step) wins over what hooks have read."""
+        for step in self.steps:
+            read = step.pop(READ, {})
+            said = {k for k in cards.KEYS if step.get(k) is not None}
+            found, sources = cards.resolved({k: v for k, v in read.items() if k not in said})
+            step.update(found)
+            step["sources"] = {**dict.fromkeys(sorted(said), "tracetools.step"), **sources}
+
     def _write_record(self, file: str | None, export_started: int, export_ended: int) -> None:
+        self._fill_cards()
         record = {
             "file": file,
             **identity(),
@@ -277,7 +285,7 @@ class Recorder:
             "steps": self.steps,
             "export_started_unix_ns": export_started,
             "export_ended_unix_ns": export_ended,
-            "hooks": hooks.status(self.targets),
+            "hooks": {**hooks.status(self.targets), "cards_missed": [list(m) for m in sorted(cards.missed.items())]},
             "versions": _versions(),
             "problems": self.problems,
         }
