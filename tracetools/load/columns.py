@@ -7,14 +7,15 @@ Knows nothing of files, time units or what is done with the columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from tracetools.load.records import NOTHING, Args, Event
+from tracetools.load.records import NOTHING, Args, Body, Slice
 from tracetools.model import Category, Collective, Int32, Int64, Thread, UInt8
 
 T = TypeVar("T", bound=Hashable)
@@ -70,27 +71,27 @@ class Columns:
     collectives: tuple[Collective, ...]
 
 
-def make_columns(events: Sequence[Event]) -> Columns:
-    """Columns of `events`, in their order."""
+def make_columns(events: Sequence[Body]) -> Columns:
+    """Columns of `events` (at least one), in their order."""
     args = [e.args or NO_ARGS for e in events]
+    numbers = type(events[0]) is Slice  # the reader gives Slices or Events, never both
     category = _categories([e.cat for e in events])
     names, name = _intern([e.name for e in events])
-    thread_keys, thread = _intern([(e.pid, e.tid) for e in events])
-    dim_texts, dims = _intern_optional([None if a.dims is NOTHING else bytes(a.dims) for a in args])
-    collectives, collective = _intern_optional([_collective(e.name, a) for e, a in zip(events, args, strict=True)])
-    on_device = np.isin(category, _ON_DEVICE)
-    device = np.where(on_device, _device(events, args), -1).astype(np.int32)
+    thread_keys, thread = _intern(list(zip([e.pid for e in events], [e.tid for e in events], strict=True)))
+    dim_texts, dims = _intern_optional([None if d is NOTHING else bytes(d) for d in [a.dims for a in args]])
+    collectives, collective = _collectives(names, name, args)
+    on_device = np.flatnonzero(np.isin(category, _ON_DEVICE)).tolist()
     return Columns(
         name=name,
         category=category,
         thread=thread,
-        correlation=_integers([a.correlation for a in args], 0),
-        external_id=_integers([a.external_id for a in args], 0),
-        device=device,
-        stream=np.where(on_device, _stream(events, args), -1),
+        correlation=_ids(args, "correlation", 0, numbers),
+        external_id=_ids(args, "external_id", 0, numbers),
+        device=_device(events, on_device).astype(np.int32),
+        stream=_stream(events, on_device),
         size=_integers([a.bytes for a in args], -1),
         dims=dims,
-        python_id=_integers([a.python_id for a in args], -1),
+        python_id=_ids(args, "python_id", -1, numbers),
         python_parent=_integers([a.python_parent for a in args], -1),
         collective=collective,
         names=names,
@@ -98,6 +99,49 @@ def make_columns(events: Sequence[Event]) -> Columns:
         dim_texts=tuple(d.decode("utf-8", "replace") for d in dim_texts),
         collectives=collectives,
     )
+
+
+def join(parts: Sequence[Columns]) -> Columns:
+    """The columns of parts of a file as those of the whole (at least one part)."""
+    if len(parts) == 1:
+        return parts[0]
+    names, name = _one_table([(p.names, p.name) for p in parts])
+    thread_keys, thread = _one_table([(p.thread_keys, p.thread) for p in parts])
+    dim_texts, dims = _one_table([(p.dim_texts, p.dims) for p in parts])
+    collectives, collective = _one_table([(p.collectives, p.collective) for p in parts])
+    plain = ("category", "correlation", "external_id", "device", "stream", "size", "python_id", "python_parent")
+    return Columns(
+        name=name,
+        thread=thread,
+        dims=dims,
+        collective=collective,
+        names=names,
+        thread_keys=thread_keys,
+        dim_texts=dim_texts,
+        collectives=collectives,
+        **{column: np.concatenate([getattr(p, column) for p in parts]) for column in plain},
+    )
+
+
+def _one_table(parts: Sequence[tuple[tuple[T, ...], Int32]]) -> tuple[tuple[T, ...], Int32]:
+    """(the distinct entries of all tables in order of appearance, the indexes into it); -1 stays -1."""
+    index: dict[T, int] = {}
+    columns = []
+    for table, column in parts:
+        moved = np.array([*(index.setdefault(entry, len(index)) for entry in table), -1], np.int32)
+        columns.append(moved[column])
+    return tuple(index), np.concatenate(columns)
+
+
+def _ids(args: Sequence[Args], attribute: str, missing: int, numbers: bool) -> Int64:
+    """One of the arguments as a column. `numbers`: these are known to be integers."""
+    values = map(attrgetter(attribute), args)
+    if not numbers:
+        return _integers(list(values), missing)
+    try:
+        return np.fromiter(values, np.int64, len(args))
+    except OverflowError:  # an id beyond 64 bits
+        return _integers([getattr(a, attribute) for a in args], missing)
 
 
 def _categories(cats: Sequence[str]) -> UInt8:
@@ -146,21 +190,38 @@ def _integer(value: Any, missing: int) -> int:
     return value if isinstance(value, int) and abs(value) <= INT64_MAX else missing
 
 
-def _stream(events: Sequence[Event], args: Sequence[Args]) -> Int64:
-    """args.stream, else the row's tid: device rows are one per stream."""
-    stream = _integers([a.stream for a in args], -1)
-    return _fill(stream, lambda row: events[row].tid)
+def _stream(events: Sequence[Body], on_device: Sequence[int]) -> Int64:
+    """args.stream of these rows, else the row's tid: device rows are one per stream. -1 for all others."""
+    mine = [events[row] for row in on_device]
+    return _spread(len(events), on_device, [(e.args or NO_ARGS).stream for e in mine], [e.tid for e in mine])
 
 
-def _device(events: Sequence[Event], args: Sequence[Args]) -> Int64:
-    device = _integers([a.device for a in args], -1)
-    return _fill(device, lambda row: events[row].pid)
+def _device(events: Sequence[Body], on_device: Sequence[int]) -> Int64:
+    """args.device of these rows, else the row's pid; -1 for all others."""
+    mine = [events[row] for row in on_device]
+    return _spread(len(events), on_device, [(e.args or NO_ARGS).device for e in mine], [e.pid for e in mine])
 
 
-def _fill(column: Int64, other: Callable[[int], Any]) -> Int64:
-    for row in np.flatnonzero(column < 0) if np.count_nonzero(column < 0) < len(column) else ():
-        column[row] = _integer(other(int(row)), -1)
+def _spread(n: int, rows: Sequence[int], values: Sequence[Any], otherwise: Sequence[Any]) -> Int64:
+    """A column of n: in these rows their value, or what stands beside it where that is no number; -1 in all others."""
+    column = np.full(n, -1, np.int64)
+    mine = _integers(values, -1)
+    for i in np.flatnonzero(mine < 0).tolist():
+        mine[i] = _integer(otherwise[i], -1)
+    column[np.array(rows, np.int64)] = mine
     return column
+
+
+def _collectives(names: Sequence[str], name: Int32, args: Sequence[Args]) -> tuple[tuple[Collective, ...], Int32]:
+    """(what is said of collectives, index per event; -1: nothing)."""
+    said = [a.collective for a in args]
+    rows = [] if set(map(type, said)) == {type(None)} else [i for i, c in enumerate(said) if c is not None]
+    typed = np.fromiter((n.startswith(_COMMUNICATES) for n in names), np.bool_, len(names))
+    rows += [i for i in np.flatnonzero(typed[name]).tolist() if said[i] is None]
+    found, index = _intern_optional([_collective(names[name[i]], args[i]) for i in rows])
+    column = np.full(len(args), -1, np.int32)
+    column[np.array(rows, np.int64)] = index
+    return found, column
 
 
 def _collective(name: str, args: Args) -> Collective | None:

@@ -56,6 +56,7 @@ TOP_KEYS = (
 
 # Where one event ends and the next begins, whatever is broken inside them.
 _BOUNDARY = re.compile(rb'(?<=\})\s*,?\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|bp|s|args)"\s*:)')
+_VISIBLE = re.compile(rb"[^ \t\r\n\f\v]")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NUMBER_TOO_BIG = "Number out of range"
 _TRUNCATED = "Input data was truncated"
@@ -87,9 +88,9 @@ def read_document(path: Path, event_type: type[E]) -> Document[E]:
 
 def parse_document(text: bytes, event_type: type[E], path: Path) -> Document[E]:
     """Like read_document, from text that was read before; `path` is for messages only."""
-    with _collector_paused():
+    with collector_paused():
         try:
-            return _strict(text, event_type)
+            return strict(text, event_type)
         except msgspec.ValidationError as error:
             return _untyped(text, event_type, path, error)
         except msgspec.DecodeError as error:
@@ -97,7 +98,7 @@ def parse_document(text: bytes, event_type: type[E], path: Path) -> Document[E]:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Decoding makes millions of objects and no cycle: the cyclic collector would only walk them again and again."""
     was_on = gc.isenabled()
     gc.disable()
@@ -117,8 +118,15 @@ def _decoder(event_type: type[msgspec.Struct], bare: bool) -> msgspec.json.Decod
     return msgspec.json.Decoder(msgspec.defstruct("Top", fields))
 
 
-def _strict(text: bytes, event_type: type[E]) -> Document[E]:
-    if text.lstrip()[:1] == b"[":
+def _first(text: bytes) -> bytes:
+    """The first byte that is no white space. (strip() would copy a whole file.)"""
+    match = _VISIBLE.search(text)
+    return match[0] if match else b""
+
+
+def strict(text: bytes, event_type: type[E]) -> Document[E]:
+    """Raises msgspec.DecodeError where the text is not as it should be. `event_type` may be a union of Structs."""
+    if _first(text) == b"[":
         return Document(_decoder(event_type, True).decode(text), {}, ())
     top = _decoder(event_type, False).decode(text)
     keys = {k: v for k in TOP_KEYS if (v := getattr(top, k)) is not None}
@@ -129,17 +137,17 @@ def _untyped(text: bytes, event_type: type[E], path: Path, error: msgspec.Valida
     """Valid JSON whose shape is not the usual one."""
     if _NUMBER_TOO_BIG in str(error):  # 1e999: JSON to a grammarian, not to a number
         return _by_event(text, event_type, path, error)
-    document = msgspec.json.decode(text, type=Any if text.lstrip()[:1] != b"{" else dict[str, msgspec.Raw])
+    document = msgspec.json.decode(text, type=Any if _first(text) != b"{" else dict[str, msgspec.Raw])
     if isinstance(document, dict):
         inner = document.get("traceEvents")
         if inner is None:
             raise TracetoolsError(not_a_trace(path, list(document)))
-        if bytes(inner).lstrip()[:1] == b"{":
+        if _first(bytes(inner)) == b"{":
             found = parse_document(bytes(inner), event_type, path)
             return Document(
                 found.events, found.top, (*found.problems, Problem("wrapped", 1, "traceEvents inside traceEvents"))
             )
-        if bytes(inner).lstrip()[:1] != b"[":
+        if _first(bytes(inner)) != b"[":
             raise TracetoolsError(f"{path}: traceEvents is not a list. This is not a trace that a profiler wrote.")
     elif not isinstance(document, list):
         raise TracetoolsError(f"{path}: holds a single JSON value, not a trace. Give a Kineto or Chrome trace.")
@@ -156,7 +164,7 @@ def not_a_trace(path: Path, keys: list[str]) -> str:
 
 def _broken(text: bytes, event_type: type[E], path: Path, error: msgspec.DecodeError) -> Document[E]:
     """Not valid JSON: cut off, or with faults that profilers are known for."""
-    head = text.lstrip()[:1]
+    head = _first(text)
     if head not in (b"{", b"["):
         raise TracetoolsError(
             f"{path}: not JSON (starts with {text[:12]!r}). Give a trace written by torch.profiler."
@@ -173,7 +181,7 @@ def _broken(text: bytes, event_type: type[E], path: Path, error: msgspec.DecodeE
     problems = tuple(Problem("json_repaired", n, f"{WHAT[k]} ({error})") for k, n in counts.items() if n)
     if counts:
         try:
-            found = _strict(mended, event_type)
+            found = strict(mended, event_type)
         except msgspec.DecodeError as second:
             cut = _truncated(mended, event_type) if _TRUNCATED in str(second) else None
             found = cut or _by_event(mended, event_type, path, error)
@@ -184,13 +192,13 @@ def _broken(text: bytes, event_type: type[E], path: Path, error: msgspec.DecodeE
 def _truncated(text: bytes, event_type: type[E], tries: int = 12) -> Document[E] | None:
     """The whole events of a text that was cut off, found from its end; None where the cut is not all that is wrong."""
     at = len(text)
-    closing = b"]" if text.lstrip()[:1] == b"[" else b"]}"
+    closing = b"]" if _first(text) == b"[" else b"]}"
     for _ in range(tries):
         at = text.rfind(b"}", 0, at)
         if at < 0:
             return None
         try:
-            found = _strict(text[: at + 1] + closing, event_type)
+            found = strict(text[: at + 1] + closing, event_type)
         except msgspec.DecodeError:
             continue
         lost = text[at + 1 :].strip(b" \t\r\n,]}")
@@ -230,7 +238,7 @@ def _by_event(text: bytes, event_type: type[E], path: Path, error: msgspec.Decod
 
 def _body_start(text: bytes, path: Path, error: msgspec.DecodeError) -> tuple[int, bytes]:
     """(where the first event begins, the text of the keys before)."""
-    if text.lstrip()[:1] == b"[":
+    if _first(text) == b"[":
         return text.index(b"[") + 1, b""
     match = _EVENTS_KEY.search(text)
     if match is None:

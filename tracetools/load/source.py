@@ -37,7 +37,7 @@ def read_text(path: Path) -> tuple[bytes, tuple[Problem, ...]]:
         raise TracetoolsError(f"{path}: cannot be read: {error.strerror or error}.") from error
     text, problems = _unpack(packed, path)
     text, encoding_problems = _as_utf8(text)
-    if not text.strip():
+    if not text or text.isspace():
         raise TracetoolsError(f"{path}: is empty. Was the process killed before it wrote its trace?")
     return text, problems + encoding_problems
 

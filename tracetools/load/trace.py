@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tracetools.errors import TracetoolsError
-from tracetools.load.columns import Columns, make_columns, make_threads
-from tracetools.load.document import Document, parse_document
+from tracetools.load.columns import Columns, join, make_columns, make_threads
+from tracetools.load.document import parse_document
 from tracetools.load.info import trace_info
-from tracetools.load.records import Event, EventTimes
+from tracetools.load.records import Body, Event, EventTimes, Metadata, Slice
 from tracetools.load.source import read_text
+from tracetools.load.stream import NotUsual, Piece, each_piece
 from tracetools.load.times import LONGEST_NS, TimesNeedText, from_numbers, from_text, text_of
 from tracetools.model import Bool, Category, Events, Int64, Problem, Trace
 
@@ -27,29 +29,29 @@ DEVICE_CODES = (int(Category.KERNEL), int(Category.MEMCPY), int(Category.MEMSET)
 
 def read_trace(path: Path) -> Trace:
     """Raises TracetoolsError naming the file where it cannot be read, is no trace, or holds no slice."""
-    text, problems = read_text(path)
-    document = parse_document(text, Event, path)
-    slices, start, end, usable, time_problems = _slices(document, text, path)
-    if not slices:
+    read = _usual(path) or _whole(path)
+    if not read.parts:
         raise TracetoolsError(
             f"{path}: no events with a duration. Was anything recorded (profiler schedule, wait/warmup longer than the job)?"
         )
-    columns = make_columns(slices)
+    columns = join([p.columns for p in read.parts])
+    start, end = (np.concatenate([getattr(p, c) for p in read.parts]) for c in ("start", "end"))
+    usable = np.concatenate([p.usable for p in read.parts])
     keep, rejected = _sane(columns, start, end, usable)
     if not keep.any():
-        raise TracetoolsError(f"{path}: none of its {len(slices)} events has a usable time: {_list(rejected)}.")
-    info = trace_info(document.top, path)
+        raise TracetoolsError(f"{path}: none of its {len(start)} events has a usable time: {_list(rejected)}.")
+    info = trace_info(read.top, path)
     origin, events = _sorted_events(columns, start, end, keep)
     return Trace(
         file=path.name,
         events=events,
         names=columns.names,
-        threads=make_threads(columns.thread_keys, _thread_names(document.events)),
+        threads=make_threads(columns.thread_keys, _thread_names(read.metadata)),
         dims=columns.dim_texts,
         collectives=columns.collectives,
         info=info,
         origin_ns=origin + (info.base_ns or 0),
-        problems=(*problems, *document.problems, *time_problems, *rejected),
+        problems=(*read.problems, *rejected),
     )
 
 
@@ -57,33 +59,75 @@ def _list(problems: Sequence[Problem]) -> str:
     return "; ".join(f"{p.count} x {p.detail}" for p in problems)
 
 
-def _slices(
-    document: Document[Event], text: bytes, path: Path
-) -> tuple[list[Event], Int64, Int64, Bool, list[Problem]]:
-    """Complete slices (X events, and B/E pairs made whole) with start, end and whether these are numbers."""
-    complete = [e for e in document.events if e.ph == "X"]
-    times: Document[EventTimes] | None = None
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Some slices in columns; start and end in ns, and whether these are numbers."""
+
+    columns: Columns
+    start: Int64
+    end: Int64
+    usable: Bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """What was found in a file, in file order."""
+
+    parts: Sequence[_Part]
+    metadata: Sequence[Body]
+    top: dict[str, Any]
+    problems: tuple[Problem, ...] = ()
+
+
+def _usual(path: Path) -> _Read | None:
+    """Piece by piece; None where the file has to be read whole."""
+    parts: list[_Part] = []
+    metadata: list[Body] = []
+
+    def take(piece: Piece) -> None:
+        kinds = set(map(type, piece.events))
+        slices = piece.events if kinds == {Slice} else [e for e in piece.events if type(e) is Slice]
+        if Metadata in kinds:
+            metadata.extend(e for e in piece.events if type(e) is Metadata)
+        if slices:
+            parts.append(_Part(make_columns(slices), *_times(slices, piece.text, path)))
+
     try:
-        start, end, usable = from_numbers([e.ts for e in complete], [e.dur for e in complete])
+        return _Read(parts, metadata, each_piece(path, take))
+    except NotUsual:
+        return None
+
+
+def _whole(path: Path) -> _Read:
+    text, problems = read_text(path)
+    document = parse_document(text, Event, path)
+    phases = defaultdict(list)
+    for event in document.events:
+        phases[event.ph].append(event)
+    problems += document.problems
+    complete, parts = phases["X"], []
+    if complete:
+        parts.append(_Part(make_columns(complete), *_times(complete, text, path)))
+    if phases["B"] or phases["E"]:
+        marks = [e for e in document.events if e.ph in ("B", "E")]
+        paired, start, end, found = _pair_begin_end(marks)
+        problems += tuple(found)
+        if paired:
+            parts.append(_Part(make_columns(paired), start, end, np.ones(len(paired), np.bool_)))
+    return _Read(parts, phases["M"], document.top, problems)
+
+
+def _times(slices: Sequence[Body], text: bytes, path: Path) -> tuple[Int64, Int64, Bool]:
+    """(start ns, end ns, usable) of the complete slices of a text."""
+    try:
+        return from_numbers([e.ts for e in slices], [e.dur for e in slices])
     except TimesNeedText:
-        times = parse_document(text, EventTimes, path)
-        rows = [e for e in times.events if e.ph == "X"]
-        start, end, usable = from_text([text_of(e.ts) for e in rows], [text_of(e.dur) for e in rows])
-    if not any(e.ph in "BE" and e.ph for e in document.events):
-        return complete, start, end, usable, []
-    paired, pair_start, pair_end, problems = _pair_begin_end(document.events)
-    return (
-        complete + paired,
-        np.concatenate([start, pair_start]),
-        np.concatenate([end, pair_end]),
-        np.concatenate([usable, np.ones(len(paired), np.bool_)]),
-        problems,
-    )
+        rows = [e for e in parse_document(text, EventTimes, path).events if e.ph == "X"]
+        return from_text([text_of(e.ts) for e in rows], [text_of(e.dur) for e in rows])
 
 
-def _pair_begin_end(events: Sequence[Event]) -> tuple[list[Event], Int64, Int64, list[Problem]]:
+def _pair_begin_end(marks: Sequence[Event]) -> tuple[list[Body], Int64, Int64, list[Problem]]:
     """B and E events as slices. A begin that is never ended lasts to its thread's last time; a lone end is counted."""
-    marks = [e for e in events if e.ph in ("B", "E")]
     at, _, usable = _mark_times(marks)
     stacks: dict[tuple[str, str], list[tuple[Event, int]]] = defaultdict(list)
     last: dict[tuple[str, str], int] = {}
@@ -109,7 +153,7 @@ def _pair_begin_end(events: Sequence[Event]) -> tuple[list[Event], Int64, Int64,
         Problem("unfinished", len(unfinished), "B events that never end, extended to their thread's last time"),
         Problem("no_time", int((~usable).sum()), "B or E events without a time, dropped"),
     ]
-    slices = [d[0] for d in done]
+    slices: list[Body] = [d[0] for d in done]
     start = np.array([d[1] for d in done], np.int64)
     end = np.array([d[2] for d in done], np.int64)
     return slices, start, end, [p for p in problems if p.count]
@@ -168,10 +212,10 @@ def _sorted_events(columns: Columns, start: Int64, end: Int64, keep: Bool) -> tu
     )
 
 
-def _thread_names(events: Sequence[Event]) -> dict[tuple[str, str], str]:
+def _thread_names(metadata: Sequence[Body]) -> dict[tuple[str, str], str]:
     named: dict[tuple[str, str], str] = {}
-    for e in events:
-        if e.ph == "M" and e.name == "thread_name" and e.args is not None:
+    for e in metadata:
+        if e.name == "thread_name" and e.args is not None:
             label: Any = e.args.name
             named[str(e.pid), str(e.tid)] = str(label or "")
     return named
