@@ -18,11 +18,11 @@ from tracetools.errors import UsageError
 CARD_NUMBERS = ("tokens", "padded_tokens", "sequences", "microbatches", "sum_squared_lengths")
 # what each kind of hook may say besides its target
 HOOK_KINDS: Mapping[str, tuple[str, ...]] = {
-    "call": ("region", "range", "also"),
-    "factory": ("also",),
-    "timer": ("end", "label"),
-    "nvtx": ("end",),
-    "actor_methods": ("methods",),
+    "call": ("region", "range", "also", "optional"),
+    "factory": ("also", "optional"),
+    "timer": ("end", "label", "optional"),
+    "nvtx": ("end", "optional"),
+    "actor_methods": ("methods", "optional"),
 }
 PATH_FUNCTIONS = ("sum", "sum_squares", "mean", "max", "len", "numel", "count", "skip_first", "times")
 _RULE = ("name", "match")
@@ -74,6 +74,12 @@ class ProfileFile:
         value = self._row(section, i).get(key)
         if value is not None and (not isinstance(value, str) or not value):
             raise self.error(key, f"{value!r} is not a text", section, i)
+        return value
+
+    def flag(self, section: str, i: int | None, key: str) -> bool:
+        value = self._row(section, i).get(key, False)
+        if not isinstance(value, bool):
+            raise self.error(key, f"{value!r} is neither true nor false", section, i)
         return value
 
     def required(self, section: str, i: int | None, key: str) -> str:

@@ -36,6 +36,7 @@ class Hook:
     end: str = ""
     label: str | None = None
     methods: tuple[str, ...] = ()
+    optional: bool = False  # known to be missing in some of the releases that the profile is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ def _hook(file: ProfileFile, i: int) -> Hook:
         end=file.one("hook", i, "end") or end,
         label=file.one("hook", i, "label"),
         methods=tuple(p.pattern for p in file.patterns("hook", i, "methods")),
+        optional=file.flag("hook", i, "optional"),
     )
 
 

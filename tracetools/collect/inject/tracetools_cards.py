@@ -22,6 +22,7 @@ Path = tuple[
     tuple[str, ...], tuple[tuple[str, ...], ...]
 ]  # (first name and what follows, functions with their arguments)
 
+unless: tuple[str, ...] = ()  # a call with a true argument of such a name (eval_mode) is no training
 watched: dict[str, list[Rule]] = {}  # by name of the range
 missed: dict[str, str] = {}  # path -> why it could not be read, once each
 _taken: dict[str, dict[tuple[int, int], list[Any]]] = {}  # of the step that runs: number -> path -> one value per call
@@ -58,13 +59,19 @@ class Later:
         return _number(_applied(self.tensor.cpu().numpy(), self.functions, self.names))
 
 
-def install(rules: Sequence[dict[str, Any]]) -> None:
-    """`rules`: as the launcher writes them, [{"ranges", "within", number: [paths]}]."""
+def install(rules: Sequence[dict[str, Any]], not_with: Sequence[str] = ()) -> None:
+    """`rules`: as the launcher writes them, [{"ranges", "within", number: [paths]}]. `not_with`: see `unless`."""
+    global unless
+    unless = tuple(not_with)
     watched.clear()
     for order, rule in enumerate(rules):
         for of in rule["ranges"]:
             made = Rule(order, of, rule["within"], {k: rule[k] for k in KEYS if k in rule})
             watched.setdefault(of, []).append(made)
+
+
+def excused(arguments: dict[str, Any]) -> bool:
+    return any(arguments.get(name) is True for name in unless)
 
 
 def parse(text: str) -> Path:
@@ -88,6 +95,8 @@ def before(name: str, arguments: Callable[[], dict[str, Any]], around: Sequence[
     if not rules:
         return None
     names = arguments()
+    if excused(names):
+        return None
     for rule in rules:
         _read(rule, names, of_result=False)
     return rules, names
@@ -122,6 +131,8 @@ def _value(steps: Sequence[str], functions: Sequence[tuple[str, ...]], names: di
         return 1
     if functions and functions[0] == ("numel",):  # of the shape alone, wherever the tensor is
         return int(found.numel())
+    if functions and functions[0] == ("len",):
+        return len(found)
     if hasattr(found, "detach") and found.device.type != "cpu":
         if found.numel() > LARGEST:
             raise ValueError(f"{found.numel()} elements on a device: too many to keep")
@@ -149,8 +160,7 @@ def _array(found: Any) -> Any:
 def _applied(value: Any, functions: Sequence[tuple[str, ...]], names: dict[str, Any]) -> Any:
     for name, *rest in functions:
         if name == "times":
-            other = names_array(rest[0], names)
-            value = value * other.reshape(other.shape + (1,) * (value.ndim - other.ndim))
+            value = _times(value, _followed(rest[0].split("."), names))
         elif name == "skip_first":
             value = value[..., 1:]
         else:
@@ -158,9 +168,13 @@ def _applied(value: Any, functions: Sequence[tuple[str, ...]], names: dict[str, 
     return value
 
 
-def names_array(path: str, names: dict[str, Any]) -> Any:
-    found = _followed(path.split("."), names)
-    return found.detach().cpu().numpy() if hasattr(found, "detach") else found
+def _times(value: Any, other: Any) -> Any:
+    """Product; an array with fewer dimensions multiplies row by row."""
+    if hasattr(other, "detach"):
+        other = other.detach().cpu().numpy()
+    return value * (
+        other.reshape(other.shape + (1,) * (value.ndim - other.ndim)) if hasattr(other, "reshape") else other
+    )
 
 
 def _flat(value: Any) -> list[Any]:
@@ -197,7 +211,6 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sum_squares": _sum_squares,
     "mean": _mean,
     "max": _largest,
-    "len": len,
 }
 
 

@@ -90,7 +90,7 @@ def targets(config: dict[str, Any]) -> list[Target]:
 
 
 def _call(hook: dict[str, Any]) -> list[Target]:
-    name = hook["region"]
+    name = hook["range"]
     return [Target(hook["target"], partial(wrappers.ranged, name=name), name, hook["also"])]
 
 

@@ -20,8 +20,7 @@ import tracetools_cards as cards
 
 CALL, TIMER, NVTX = "call", "timer", "nvtx"
 
-step_names: frozenset[str] = frozenset()  # ranges with these names are steps
-step_unless: tuple[str, ...] = ()  # ... unless the call has a true argument of such a name
+step_names: frozenset[str] = frozenset()  # ranges with these names are steps, unless cards.unless says otherwise
 timers: dict[tuple[int, str], _Open] = {}  # running, by (timer, label)
 nvtx: list[_Open] = []  # pushed, of all threads
 failures: dict[str, str] = {}  # name of a range or hook -> the first error in its handling
@@ -76,7 +75,7 @@ def begin(
     opened = _Open(name, kind)
     try:
         recorder = sys.modules["tracetools_recorder"]
-        if steps and name in step_names and not (arguments and _excused(arguments())):
+        if steps and name in step_names and not (arguments and cards.excused(arguments())):
             opened.marker = recorder.enter_step()
         if recorder.recording:
             if arguments is not None and name in cards.watched:
@@ -96,10 +95,6 @@ def _leave_step(opened: _Open) -> None:
     if opened.marker is not None:
         marker, opened.marker = opened.marker, None
         sys.modules["tracetools_recorder"].exit_step(marker, {})
-
-
-def _excused(arguments: dict[str, Any]) -> bool:
-    return any(arguments.get(name) is True for name in step_unless)
 
 
 def end(opened: _Open | None, result: Any = None, *, raised: bool = False) -> None:
