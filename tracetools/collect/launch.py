@@ -1,55 +1,39 @@
 """Run a command with the recorder in every Python process of it, and tie the traces together.
 
-In: a command, a run folder, a stack profile, the steps wanted. Out: `Collected`, and a run folder with run.json and one trace per process.
-The command's own exit status is returned as it is. Knows nothing of how a process records (inject/) or of what traces mean.
+In: a command, a run folder, a stack profile, the steps wanted (or none: `collect_idle`). Out: `Collected`, and a run folder with
+run.json and one trace per process. The command's own exit status is returned as it is. Knows nothing of how a process records
+(inject/) or of what traces mean.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tracetools.collect import live, runfile
+from tracetools.collect.options import CHEAPEST, EVERYBODY, Choice, ProfilerOptions, Window
+from tracetools.collect.runfile import Collected
 from tracetools.errors import TracetoolsError, UsageError
 from tracetools.output import write_atomically
 from tracetools.stackprofile import StackProfile
 
 CONFIG_VARIABLE = "TRACETOOLS_RECORD"
-RUN_SCHEMA = "tracetools.run/1"
-RUN_FILE = "run.json"
 INJECT = Path(__file__).parent / "inject"
-STOP_FILE = ".stop"
+WINDOW_FILE = ".window.json"  # in the folder of a recording that nobody has put together yet
 STRAGGLERS_S = 30.0  # processes that outlive the command may still be writing their traces
-
-
-@dataclass(frozen=True, slots=True)
-class ProfilerOptions:
-    """Options of torch.profiler. The defaults are the cheapest."""
-
-    record_shapes: bool = False
-    with_stack: bool = False
-    profile_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """What a recorded job left behind. `exit_code` is the command's own (-N: ended by signal N)."""
-
-    exit_code: int
-    folder: Path
-    traces: tuple[str, ...]
-    steps: tuple[int, ...]  # numbers of the steps that some process recorded
-    missing: tuple[str, ...]
-    problems: tuple[str, ...]
+TERMINATION_S = 3.0  # a SIGTERM for the command waits so long for traces that are being recorded
+POLL_S = 0.05
 
 
 def collect(
@@ -58,34 +42,52 @@ def collect(
     profile: StackProfile,
     first: int,
     stop: int,
-    options: ProfilerOptions = ProfilerOptions(),
+    options: ProfilerOptions = CHEAPEST,
+    choice: Choice = EVERYBODY,
 ) -> Collected:
     """Record steps first..stop-1 of every process under `command`. Raises UsageError before anything is started."""
     if not 0 <= first < stop:
         raise UsageError(
             f"steps {first}:{stop}: write FIRST:STOP with 0 <= FIRST < STOP; 3:6 records steps 3, 4 and 5."
         )
+    return _collect(command, out, profile, Window(first, stop, options, choice))
+
+
+def collect_idle(command: Sequence[str], out: Path, profile: StackProfile) -> Collected:
+    """Run `command` with a recorder that sleeps until `attach` asks for something. Raises UsageError before anything is started."""
+    return _collect(command, out, profile, None)
+
+
+def _collect(command: Sequence[str], out: Path, profile: StackProfile, window: Window | None) -> Collected:
     _prepare(out)
-    started = time.time_ns()
-    exit_code = _run(command, _environment(out, profile, first, stop, options), out)
+    job = _describe(command, profile)
+    write_atomically(out / live.LIVE / live.JOB_FILE, json.dumps(job).encode())
+    try:
+        exit_code = _run(command, _environment(out, profile, window), out)
+    except UsageError:
+        shutil.rmtree(out / live.LIVE)
+        raise
     _wait_for_stragglers(out)
-    record = _record(out, command, profile, options)
-    record |= {
-        "exit_code": exit_code,
-        "started_unix_ns": started,
-        "ended_unix_ns": time.time_ns(),
-        "steps": {"first": first, "stop": stop},
-    }
-    write_atomically(out / RUN_FILE, (json.dumps(record, indent=1) + "\n").encode())
-    for leftover in out.glob(".*"):
-        leftover.unlink(missing_ok=True)
+    why_empty = _why_empty(out, window)
+    ended = {"exit_code": exit_code, "ended_unix_ns": time.time_ns()}
+    problems = _finish_recordings(out, job | ended)
+    about = {**ended, **_about(window), "recordings": _recordings(out)}
+    try:
+        record = runfile.write_run(out, job, about)
+    except TracetoolsError as error:  # a full disk: the job's own exit status is what counts
+        return Collected(exit_code, out, (), (), (str(error), *problems), (), why_empty=why_empty)
+    shutil.rmtree(out / live.LIVE, ignore_errors=True)
+    found = runfile.collected(out, exit_code, record)
     return Collected(
         exit_code=exit_code,
         folder=out,
-        traces=tuple(p["file"] for p in record["processes"] if p["file"]),
-        steps=tuple(sorted({s["number"] for p in record["processes"] for s in p["steps"]})),
-        missing=tuple(f"{m['role']} (pid {m['pid']}): {m['why']}" for m in record["missing"]),
-        problems=tuple(problem for p in record["processes"] for problem in p["problems"]),
+        traces=found.traces,
+        steps=found.steps,
+        missing=found.missing,
+        problems=(*found.problems, *problems),
+        not_recorded=found.not_recorded,
+        recordings=found.recordings,
+        why_empty=why_empty,
     )
 
 
@@ -94,19 +96,47 @@ def _prepare(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise UsageError(f"{out}: the output folder is not empty. Name a new one with --out; nothing was started.")
+        (out / live.LIVE).mkdir()
     except OSError as error:
         raise UsageError(
             f"{out}: cannot be used as output folder: {error.strerror or error}. Nothing was started."
         ) from error
 
 
-def _environment(out: Path, profile: StackProfile, first: int, stop: int, options: ProfilerOptions) -> dict[str, str]:
+def _describe(command: Sequence[str], profile: StackProfile) -> dict[str, Any]:
+    return {
+        "command": runfile.without_secrets(command),
+        "folder": str(Path.cwd()),
+        "profile": profile.name,
+        "profile_sha256": profile.sha256,
+        "launcher_python": sys.version.split()[0],
+        "launcher": {"host": socket.gethostname(), "pid": os.getpid()},
+        "started_unix_ns": time.time_ns(),
+    }
+
+
+def _about(window: Window | None) -> dict[str, Any]:
+    """Of a recording, for its run.json."""
+    if window is None:
+        return {"steps": None, "profiler": None, "chosen": None}
+    asked = window.for_recorder()
+    return about(asked)
+
+
+def about(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same, from a request as the recorders see it."""
+    return {
+        "steps": {"first": asked["first"], "stop": asked["stop"]},
+        "profiler": asked["profiler"],
+        "chosen": {"ranks": asked["ranks"], "roles": asked["roles"]},
+    }
+
+
+def _environment(out: Path, profile: StackProfile, window: Window | None) -> dict[str, str]:
     config = {
         "out": str(out.resolve()),
-        "first": first,
-        "stop": stop,
+        "window": None if window is None else window.for_recorder(),
         **profile.for_recorder(),
-        "profiler": asdict(options),
     }
     path = os.environ.get("PYTHONPATH")
     return {
@@ -116,100 +146,114 @@ def _environment(out: Path, profile: StackProfile, first: int, stop: int, option
     }
 
 
+# ---------------------------------------------------------------- the command
+
+
 def _run(command: Sequence[str], environment: dict[str, str], out: Path) -> int:
-    """The command's exit status. Ctrl-C reaches it by the terminal; SIGTERM is passed on after the recorders were asked to finish."""
-    try:
-        process = subprocess.Popen(command, env=environment)
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        raise UsageError(f"{command[0]}: cannot be run: {error.strerror}. Nothing was started.") from error
+    """The command's exit status. Ctrl-C reaches it by the terminal; other requests to end are passed on once the traces are written."""
+    process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        (out / STOP_FILE).touch()
-        process.send_signal(number)
+        for folder in _folders(out):
+            live.ask_to_finish(folder)
+        deadline = time.monotonic() + TERMINATION_S
+        while time.monotonic() < deadline and any(live.still_writing(folder) for folder in _folders(out)):
+            time.sleep(POLL_S)
+        if process is not None:
+            process.send_signal(number)
 
-    previous = {s: signal.signal(s, h) for s, h in ((signal.SIGTERM, pass_on), (signal.SIGINT, lambda *_: None))}
-    try:
+    with _signals(pass_on):
+        try:
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise UsageError(f"{command[0]}: cannot be run: {error.strerror}. Nothing was started.") from error
         return process.wait()
+
+
+@contextmanager
+def _signals(pass_on: Any) -> Iterator[None]:
+    handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: lambda *_: None}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _announcements(out: Path) -> list[Path]:
-    return [*out.glob(".recording-*.json"), *out.glob(".exporting-*.json")]
+def _folders(out: Path) -> list[Path]:
+    """Of all recordings of a run, those of `attach` too."""
+    return [out, *sorted(out.glob("recording-*"), key=_number)]
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2]) if folder.name.rpartition("-")[2].isdecimal() else 0
 
 
 def _wait_for_stragglers(out: Path) -> None:
     """Ask what still records to finish, and wait for it as long as it lives."""
     deadline = time.monotonic() + STRAGGLERS_S
-    while time.monotonic() < deadline and any(_alive(_read(a)) for a in _announcements(out)):
-        (out / STOP_FILE).touch()
-        time.sleep(0.1)
+    for folder in _folders(out):
+        while time.monotonic() < deadline and live.still_writing(folder):
+            live.ask_to_finish(folder)
+            time.sleep(POLL_S)
 
 
-def _alive(announcement: dict[str, Any]) -> bool:
-    """Is its process still there? Only known on this host."""
-    if announcement.get("host") != os.uname().nodename:
-        return False
+# ---------------------------------------------------------------- the run folder, once the command has ended
+
+
+def claim(folder: Path) -> dict[str, Any]:
+    """The window of a recording that nobody has put together yet; {} where somebody has, or is about to."""
+    claimed = folder / ".claimed.json"
     try:
-        os.kill(int(announcement["pid"]), 0)
-    except (ProcessLookupError, KeyError):
-        return False
-    except PermissionError:
-        return True
-    return _state(int(announcement["pid"])) != "Z"
+        (folder / WINDOW_FILE).rename(claimed)
+    except OSError:
+        return {}
+    return live.read(claimed)
 
 
-def _state(pid: int) -> str:
-    """Linux's one letter for the state of a process; "" where it cannot be known."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def _finish_recordings(out: Path, job: dict[str, Any]) -> list[str]:
+    """What `attach` had begun and not finished when the command ended -> problems."""
+    problems = []
+    for folder in _folders(out)[1:]:
+        asked = claim(folder)
+        if asked:
+            try:
+                runfile.write_run(folder, job, about(asked))
+            except TracetoolsError as error:
+                problems.append(str(error))
+    return problems
+
+
+def _recordings(out: Path) -> list[dict[str, Any]]:
+    found = []
+    for folder in _folders(out)[1:]:
+        record = live.read(folder / runfile.RUN_FILE)
+        found.append({"folder": folder.name, "steps": record.get("steps"), "traces": len(record.get("processes", []))})
+    return found
+
+
+def _why_empty(out: Path, window: Window | None) -> str:
+    """How far the job came, for the case that it recorded nothing."""
+    if not (out / live.LIVE / live.PYTHON_FILE).exists():
+        return (
+            "No Python process of the job had the recorder in it. Is the command a Python program, or does it start one? "
+            "Python with -S, -I or -E, and processes that get a PYTHONPATH of their own, are not reached."
+        )
+    counts = live.counters(out)
+    if not counts:
+        return (
+            "No process of the job began a step. Does the profile know this stack's step function, "
+            "or does the code mark steps with tracetools.step()?"
+        )
+    begun = max(p.count for p in counts)
+    if window is not None and begun <= window.first:
+        return f"The job ended after {begun} step(s), numbered from 0, and step {window.first} was the first one to record."
     return ""
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _record(out: Path, command: Sequence[str], profile: StackProfile, options: ProfilerOptions) -> dict[str, Any]:
-    """run.json, without what only the launcher's clock knows."""
-    processes = [p for f in sorted(out.glob(".process-*.json")) if (p := _read(f))]
-    processes.sort(key=lambda p: (p["role"] != "driver", p["rank"] is None, p["rank"] or 0, p["pid"]))
-    versions: dict[str, str] = {}
-    for process in processes:
-        versions |= process.pop("versions", {})
-    missing = [
-        {
-            **{k: a.get(k) for k in ("role", "rank", "host", "pid")},
-            "why": "ended while it recorded, before its trace was written",
-        }
-        for a in map(_read, _announcements(out))
-    ]
-    missing += [
-        {**{k: p.get(k) for k in ("role", "rank", "host", "pid")}, "why": "; ".join(p["problems"]) or "wrote no trace"}
-        for p in processes
-        if not p["file"]
-    ]
-    return {
-        "schema": RUN_SCHEMA,
-        "command": list(command),
-        "profile": profile.name,
-        "profile_sha256": profile.sha256,
-        "launcher_python": sys.version.split()[0],
-        "versions": versions,
-        "profiler": asdict(options),
-        "processes": [p for p in processes if p["file"]],
-        "missing": missing,
-    }
 
 
 def explain_empty(found: Collected, first: int) -> TracetoolsError:
     """The message for a job that recorded nothing."""
-    lost = f" {'; '.join(found.missing)}." if found.missing else ""
-    return TracetoolsError(
-        f"{found.folder}: nothing was recorded: no process of the job reached step {first}.{lost} "
-        "Does the profile know this stack's step function, or does the code mark steps with tracetools.step()? Did the job run long enough?"
-    )
+    lost = "".join(f" {who}." for who in (*found.missing, *found.not_recorded))
+    why = f" {found.why_empty}" if found.why_empty else ""
+    return TracetoolsError(f"{found.folder}: nothing was recorded, steps from {first} on were asked for.{lost}{why}")
