@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracetools import __version__
+from tracetools.cli_profiles import profiles
 from tracetools.errors import EXIT_OK, TracetoolsError
 
 if TYPE_CHECKING:
@@ -200,16 +201,7 @@ def demo(out: Path, plants: tuple[str, ...]) -> None:
     click.echo(f"\nIn {out}: run folders megatron and ray, diff.json. Next: tracetools breakdown {out / 'ray'}")
 
 
-@main.command()
-def profiles() -> None:
-    """List the stack profiles: how each training stack is hooked, named and classified."""
-    from tracetools.stackprofile import load_profile, profile_names
-
-    for name in profile_names():
-        found = load_profile(name)
-        click.echo(
-            f"{name:14} {len(found.hooks)} hooks, {len(found.regions)} region rules, {len(found.kernel_classes)} kernel classes"
-        )
+main.add_command(profiles)
 
 
 @main.command()
