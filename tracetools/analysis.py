@@ -6,12 +6,14 @@ Knows the order of the stages and which process drives which; each stage knows o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracetools.activity import activity_of
 from tracetools.breakdown import Explained, break_down
+from tracetools.chains import comm_causes
 from tracetools.classify import Classified, classify
 from tracetools.gaps import DriverView, between_markers, explain, own_methods
 from tracetools.intervals import EMPTY, NONE, Spans, merge
@@ -55,6 +57,9 @@ def explain_run(run: Run, profile: StackProfile | None = None) -> tuple[Ranks, l
         gaps = explain(classified[i], activity, steps, rules, views[i])
         split = (ranks.waiting.matched(i), ranks.waiting.waiting(i)) if ranks.waiting else None
         found.append(Explained(process, classified[i], activity, steps, gaps, split))
+    if ranks.waiting:
+        charged = comm_causes(found, ranks.waiting)
+        found = [replace(f, comm_causes=causes) for f, causes in zip(found, charged, strict=True)]
     return ranks, found
 
 

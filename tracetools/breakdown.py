@@ -8,7 +8,7 @@ both are asserted where they are made. Knows nothing of other processes and of o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,7 @@ class Explained:
     steps: Steps
     gaps: Gaps
     split: tuple[Spans, Spans] | None = None  # in collectives paired with other ranks; of these, waiting for another
+    comm_causes: Sequence[tuple[Cause, ...]] | None = None  # of each step's exposed communication
 
 
 def break_down(found: Explained, profile: StackProfile) -> ProcessBreakdown:
@@ -117,12 +118,23 @@ def _steps(found: Explained) -> tuple[StepBreakdown, ...]:
                 comm_ns=int(comm[i]),
                 overlapped_comm_ns=int(comm[i] - (kernels[i] - compute[i])),
                 comm_wait_ns=waits[i],
+                comm_causes=_checked(found, i, int(kernels[i] - compute[i])),
                 kernels=int(kernel_count[i]),
                 card=process.cards.get(step.number, Card()) if step.number is not None else Card(),
                 causes=causes[i],
             )
         )
     return tuple(rows)
+
+
+def _checked(found: Explained, step: int, exposed_ns: int) -> tuple[Cause, ...]:
+    """The causes of a step's exposed communication, which must sum to it."""
+    causes = found.comm_causes[step] if found.comm_causes is not None else ()
+    if causes and sum(c.ns for c in causes) != exposed_ns:
+        raise AssertionError(
+            f"{found.process.trace.file}, step {step}: causes of exposed communication sum to {sum(c.ns for c in causes)}, not {exposed_ns}"
+        )
+    return causes
 
 
 def _waits(found: Explained, comm: Int64) -> list[int | None]:

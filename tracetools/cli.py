@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracetools import __version__
+from tracetools.cli_collect import collect
 from tracetools.cli_profiles import profiles
 from tracetools.errors import EXIT_OK, TracetoolsError
 
@@ -54,7 +55,7 @@ json_option = click.option("--json", "json_file", metavar="FILE", help="Write th
 @profile_option
 def info(trace: Path, profile: str | None) -> None:
     """What is in a trace or a run: processes, steps, device, coverage, faults found."""
-    from tracetools.render.terminal import print_info
+    from tracetools.render.terminal_info import print_info
 
     run = _load(trace)
     print_info(run, _analyze(run, profile))
@@ -66,7 +67,7 @@ def info(trace: Path, profile: str | None) -> None:
 @json_option
 def breakdown(trace: Path, profile: str | None, json_file: str | None) -> None:
     """Per rank and step: compute, exposed communication, memory, idle time and its causes, kernel classes."""
-    from tracetools.render.terminal import print_breakdown
+    from tracetools.render.terminal_breakdown import print_breakdown
 
     result = _analyze(_load(trace), profile)
     if json_file:
@@ -86,7 +87,7 @@ def breakdown(trace: Path, profile: str | None, json_file: str | None) -> None:
 def diff(a: Path, b: Path, profile: str | None, json_file: str | None, skip: int) -> None:
     """Why is B's step longer or shorter than A's? Parts that sum to the difference, to the nanosecond."""
     from tracetools.analysis import compare
-    from tracetools.render.terminal import print_diff
+    from tracetools.render.terminal_diff import print_diff
 
     result = compare(_analyze(_load(a), profile), _analyze(_load(b), profile), skip=skip)
     if json_file:
@@ -95,80 +96,8 @@ def diff(a: Path, b: Path, profile: str | None, json_file: str | None, skip: int
         print_diff(result)
 
 
-def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, int]:
-    """FIRST:STOP, half-open."""
-    first, colon, stop = text.partition(":")
-    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
-        raise click.BadParameter("write FIRST:STOP with FIRST < STOP; 3:6 records steps 3, 4 and 5")
-    return int(first), int(stop)
-
-
-steps_option = click.option(
-    "--steps",
-    metavar="FIRST:STOP",
-    default="3:6",
-    show_default=True,
-    callback=_steps,
-    help="Steps to record, from 0; STOP is not recorded.",
-)
-
-
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option(
-    "--profile",
-    metavar="NAME",
-    default="torch",
-    show_default=True,
-    help="Stack profile: a name, or the path of a TOML file.",
-)
-@steps_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="RUN",
-    help="Run folder to make; must be new or empty.",
-)
-@click.option("--record-shapes", is_flag=True, help="Record the shapes of operators' inputs.")
-@click.option("--with-stack", is_flag=True, help="Record Python stacks. Slows Python code down a lot.")
-@click.option("--memory", is_flag=True, help="Record memory allocations.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
-@click.pass_context
-def collect(
-    ctx: click.Context,
-    profile: str,
-    steps: tuple[int, int],
-    out: Path,
-    record_shapes: bool,
-    with_stack: bool,
-    memory: bool,
-    command: tuple[str, ...],
-) -> None:
-    """Run CMD with every Python process of it, Ray workers too, under torch.profiler for the chosen steps.
-
-    The training code is not changed. CMD's own exit status is returned.
-    """
-    from tracetools.collect.launch import ProfilerOptions, explain_empty
-    from tracetools.collect.launch import collect as run
-    from tracetools.stackprofile import load_profile
-
-    found = run(command, out, load_profile(profile), *steps, ProfilerOptions(record_shapes, with_stack, memory))
-    for problem in (*found.problems, *(f"missing: {m}" for m in found.missing)):
-        click.echo(f"tracetools: {problem}", err=True)
-    if not found.traces and found.exit_code == 0:
-        raise explain_empty(found, steps[0])
-    if found.traces:
-        few = (
-            ""
-            if len(found.steps) == steps[1] - steps[0]
-            else f" ({steps[1] - steps[0]} were asked for: the job was shorter)"
-        )
-        numbers = ", ".join(map(str, found.steps)) or "none"
-        click.echo(
-            f"tracetools: {out}: {len(found.traces)} trace(s), steps recorded: {numbers}{few}. See: tracetools breakdown {out}",
-            err=True,
-        )
-    ctx.exit(found.exit_code if found.exit_code >= 0 else 128 - found.exit_code)
+main.add_command(collect)
+main.add_command(profiles)
 
 
 @main.command()
@@ -190,7 +119,7 @@ def demo(out: Path, plants: tuple[str, ...]) -> None:
     from tracetools.analysis import compare
     from tracetools.demo.plant import parse_plant
     from tracetools.demo.run import run_demo
-    from tracetools.render.terminal import print_diff
+    from tracetools.render.terminal_diff import print_diff
 
     wanted = [parse_plant(p) for p in plants]
     with _progress("training") as progress:
@@ -199,9 +128,6 @@ def demo(out: Path, plants: tuple[str, ...]) -> None:
     _write_json(result, str(out / "diff.json"))
     print_diff(result)
     click.echo(f"\nIn {out}: run folders megatron and ray, diff.json. Next: tracetools breakdown {out / 'ray'}")
-
-
-main.add_command(profiles)
 
 
 @main.command()

@@ -364,5 +364,5 @@ def _outermost(trace: Trace, rows: Int64) -> Int64:
 
 def host_group(info: TraceInfo) -> Group:
     """The group of a host backend's calls where the file lists only one set of ranks; else it is not known from one file."""
-    sets = {group.ranks for group in info.groups.values() if len(group.ranks) > 1}
+    sets = {group.ranks for group in info.groups.values()}
     return Group("gloo", sets.pop() if len(sets) == 1 else None, None, named=False, known=len(sets) < 2)

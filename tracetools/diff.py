@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from tracetools.chains import UNPAIRED
 from tracetools.diff_records import ClassDelta, Diff, PerToken, Row, StepDelta
 from tracetools.match import Matched, RunStep, match, working
 from tracetools.model import Coverage, KernelClass, RunBreakdown, StepBreakdown
@@ -29,8 +30,9 @@ Key = tuple[str, str | None, str | None, str | None]  # part, process, region, k
 def diff(a: RunBreakdown, b: RunBreakdown, *, skip: int = 0) -> Diff:
     """B against A. Raises TracetoolsError where a side has no step to compare."""
     matched = match(a, b, skip)
-    keys = _keys(matched)
-    table_a, table_b = _table(matched.a, keys), _table(matched.b, keys)
+    split = _is_split(matched)
+    keys = _keys(matched, split)
+    table_a, table_b = _table(matched.a, keys, split), _table(matched.b, keys, split)
     waterfall, step = _waterfall(keys, table_a, table_b, _bootstrap(table_a, table_b))
     side_a, side_b = side(a, matched.a), side(b, matched.b)
     per_token = _per_token(matched)
@@ -55,13 +57,15 @@ def diff(a: RunBreakdown, b: RunBreakdown, *, skip: int = 0) -> Diff:
 # ---------------------------------------------------------------- steps as a table of parts
 
 
-def _parts(step: StepBreakdown) -> dict[Key, int]:
-    """The step's wall, cut into the waterfall's parts; they sum to it."""
-    parts: dict[Key, int] = {
-        ("compute", None, None, None): step.compute_ns,
-        ("exposed_comm", None, None, None): step.exposed_comm_ns,
-        ("exposed_memory", None, None, None): step.exposed_memory_ns,
-    }
+def _parts(step: StepBreakdown, split: bool) -> dict[Key, int]:
+    """The step's wall, cut into the waterfall's parts; they sum to it. `split`: communication by what was waited for."""
+    parts: dict[Key, int] = {("compute", None, None, None): step.compute_ns}
+    if split:
+        for c in step.comm_causes:
+            parts["exposed_comm", c.process, c.region, c.kind] = c.ns
+    else:
+        parts["exposed_comm", None, None, None] = step.exposed_comm_ns
+    parts["exposed_memory", None, None, None] = step.exposed_memory_ns
     for c in step.causes:
         process = "driver" if c.process == "driver" else None if c.process is None else "rank"
         key = ("idle", process, c.region, c.kind)
@@ -69,18 +73,26 @@ def _parts(step: StepBreakdown) -> dict[Key, int]:
     return parts
 
 
-def _keys(matched: Matched) -> list[Key]:
-    keys = {k: None for step in (*matched.a, *matched.b) for rank in step.ranks for k in _parts(rank)}
+def _is_split(matched: Matched) -> bool:
+    """Are the collectives of both sides paired across ranks, so that waiting on one can be held against waiting on the other?"""
+    return all(
+        any(c.kind != UNPAIRED for step in steps for rank in step.ranks for c in rank.comm_causes)
+        for steps in (matched.a, matched.b)
+    )
+
+
+def _keys(matched: Matched, split: bool) -> list[Key]:
+    keys = {k: None for step in (*matched.a, *matched.b) for rank in step.ranks for k in _parts(rank, split)}
     return list(keys)
 
 
-def _table(steps: Sequence[RunStep], keys: Sequence[Key]) -> list[list[Fraction]]:
+def _table(steps: Sequence[RunStep], keys: Sequence[Key], split: bool) -> list[list[Fraction]]:
     """One row per step: the mean over ranks of each part, exact."""
     rows = []
     for step in steps:
         total: dict[Key, int] = defaultdict(int)
         for rank in step.ranks:
-            for key, ns in _parts(rank).items():
+            for key, ns in _parts(rank, split).items():
                 total[key] += ns
         rows.append([Fraction(total[k], len(step.ranks)) for k in keys])
     return rows

@@ -254,6 +254,7 @@ class StepBreakdown:
     kernels: int
     card: Card
     causes: tuple[Cause, ...]
+    comm_causes: tuple[Cause, ...] = ()  # sum to exposed_comm_ns; none where there is one rank only
 
 
 @dataclass(frozen=True, slots=True)

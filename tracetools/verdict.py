@@ -104,6 +104,8 @@ def sentence(verdict: str, step: StepDelta, rows: Sequence[Row], per_token: PerT
 
 def label(row: Row) -> str:
     """How reports call a part: `compute`, `driver: data_processing`, `backward (launch latency)`."""
+    if row.part == "exposed_comm" and row.kind in _COMMUNICATION:
+        return f"exposed communication, {_waited_for(row)}"
     if row.part != "idle":
         return row.part.replace("_", " ").replace("comm", "communication")
     region = row.region or ("no region" if row.kind in ("host", "sync") else None)
@@ -112,3 +114,20 @@ def label(row: Row) -> str:
     if region is None:
         return f"{who}{kind}"
     return f"{who}{region}" if row.kind == "host" else f"{who}{region} ({kind})"
+
+
+_COMMUNICATION = {
+    "transfer": "transfer",
+    "unpaired": "not paired across ranks",
+    "wait_compute": "a slower rank computes",
+    "wait_comm": "a slower rank communicates",
+    "wait_memory": "a slower rank copies",
+    "wait": "a slower rank is idle",
+}
+
+
+def _waited_for(row: Row) -> str:
+    if row.kind != "wait" or (row.region is None and row.process != "driver"):
+        return _COMMUNICATION[row.kind or ""]
+    who = "the driver" if row.process == "driver" else "a slower rank"
+    return f"waiting for {who}: {row.region or 'no region'}"

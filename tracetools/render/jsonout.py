@@ -80,6 +80,7 @@ def _step(s: StepBreakdown) -> dict[str, Any]:
         "kernels": s.kernels,
         **msgspec.to_builtins(card),
         "idle_causes": [_cause(c) for c in s.causes],
+        "exposed_comm_causes": [_cause(c) for c in s.comm_causes],
     }
 
 
