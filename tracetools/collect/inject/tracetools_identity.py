@@ -30,6 +30,19 @@ LONGEST = 300  # characters of a value
 
 Sizes = dict[str, int]
 
+roles: list[
+    tuple[str, list[re.Pattern[str]]]
+] = []  # of Ray actors by the name of their class, from the profile: these come first
+
+
+def install(rules: list[tuple[str, list[str]]]) -> None:
+    roles[:] = [(role, [re.compile(p, re.IGNORECASE) for p in patterns]) for role, patterns in rules]
+
+
+def _role(actor_class: str) -> str:
+    of_profile = (role for role, patterns in roles if any(p.search(actor_class) for p in patterns))
+    return next(of_profile, "generation" if GENERATION.search(actor_class) else "policy")
+
 
 def who() -> dict[str, Any]:
     """Role, rank, world size, host, pid, and Ray's names for the process."""
@@ -46,7 +59,7 @@ def who() -> dict[str, Any]:
     if worker is not None:
         if worker.mode == sys.modules["ray"]._private.worker.WORKER_MODE:
             found["ray"] = ray = _ray_names()
-            found["role"] = "generation" if GENERATION.search(ray["actor_class"] or "") else "policy"
+            found["role"] = _role(ray["actor_class"] or "")
         else:
             found["role"] = "driver"
             found["rank"] = found["world_size"] = None

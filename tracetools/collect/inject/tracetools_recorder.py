@@ -40,6 +40,7 @@ def install(config: str) -> None:
         settings = json.loads(config)
         cards.install(settings["cards"], settings["step_unless"])
         ranges.step_names = frozenset(settings["step_ranges"])
+        identity.install(settings["roles"])
         _state = Recorder(settings)
         hooks.install(_state.targets)
         os.register_at_fork(after_in_child=_forked)
