@@ -586,3 +586,26 @@ def test_case_18_ranks_from_names(corpus: Path, tmp_path: Path) -> None:
     assert [p.rank for p in run.processes] == [3, 11]
     assert [s.compute_ns for p in run.processes if (s := p.device_span)] == [30 * US, 110 * US]
     assert said(run, "no_world_size")
+
+
+def test_gloo_calls_in_groups_of_one_rank_are_nobodys_wait(tmp_path: Path) -> None:
+    # Data parallel over ranks 0 and 1 (thread 200: both leave at 90), tensor parallel of one rank each (thread 300: 10 us long,
+    # at any time). What the files list says which split is possible, that a rank leaves before the other enters which is not.
+    for rank in range(2):
+        config = [
+            {"pg_name": "0", "pg_desc": "DP", "ranks": [0, 1]},
+            {"pg_name": str(1 + rank), "pg_desc": "TP", "ranks": [rank]},
+        ]
+        events = []
+        for i in range(4):
+            at = 1000 * i
+            events += [gloo(at + 10 * rank, 90 - 10 * rank), gloo(at + 300 + 200 * rank, 10, thread=300)]
+        info = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": config}
+        top: dict[str, Any] = {"tracetools": {"host": "h"}, "baseTimeNanoseconds": 10**18}
+        write(tmp_path / f"rank-{rank}.json", [*events, op("aten::mm", 0, 1)], rank=None, distributedInfo=info, **top)
+    run = analyze(load_run(tmp_path))
+
+    assert sorted((c.group, c.count, c.wait_ns) for c in run.collectives) == [
+        ("gloo [0, 1]", 4, 40_000), ("gloo [0]", 4, 0), ("gloo [1]", 4, 0),
+    ]  # fmt: skip
+    assert said(run, "collectives_unpaired") == []

@@ -20,6 +20,7 @@ from tracetools.collectives import Member
 from tracetools.model import Int64, Problem
 
 ENOUGH = 8  # calls that must agree before a larger group is believed where a smaller one would do
+ENOUGH_TOGETHER = 3  # the same where the smaller ones are single ranks: their calls overlap by chance only
 Split = frozenset[tuple[int, ...]]  # disjoint groups that hold every rank once
 
 
@@ -78,9 +79,8 @@ def _splits(members: Sequence[Member]) -> list[Split]:
     sets: dict[object, set[tuple[int, ...]]] = defaultdict(set)
     for m in members:
         for group in m.process.trace.info.groups.values():
-            if len(group.ranks) > 1:
-                sets[group.description or len(group.ranks)].add(group.ranks)
-                sets[len(group.ranks)].add(group.ranks)
+            sets[group.description or len(group.ranks)].add(group.ranks)
+            sets[len(group.ranks)].add(group.ranks)
     splits = []
     for groups in sets.values():
         listed = sorted(r for g in groups for r in g if r in here)
@@ -97,7 +97,9 @@ def _split_of(
     largest = [s for s in agreeing if all(_within(other, s) for other in agreeing)]
     if len(largest) != 1 or not places.any():
         return None
-    return largest[0] if len(agreeing) == 1 or int(places.sum()) >= ENOUGH else None
+    others = [s for s in agreeing if s != largest[0]]
+    alone = all(len(group) == 1 for s in others for group in s)  # no time can contradict groups of one rank
+    return largest[0] if int(places.sum()) >= (0 if not others else ENOUGH_TOGETHER if alone else ENOUGH) else None
 
 
 def _agrees(split: Split, ranks: Sequence[int | None], start: Int64, end: Int64) -> bool:
