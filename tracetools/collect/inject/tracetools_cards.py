@@ -4,8 +4,8 @@ In: the profile's rules, and the calls of ranges that they name. Out: numbers fo
 A path begins with a parameter's name or `result`, goes on with keys, attributes or indices, and ends with functions:
     data.token_mask | skip_first | times data.sample_mask | sum
 Calls of one step add up. Of several paths or rules for one number the first in the profile that delivers counts.
-Standard library only. Tensors of the CPU are read as numpy arrays, so that no operator of ours is in the trace; a
-tensor of a device is kept and read when the trace has been written, so that nobody waits for the device.
+Standard library only. A tensor is kept, and read when the recording is over: no operator of ours is in the trace, nobody waits for a
+device, and the step does not get longer.
 Knows nothing of steps: the recorder asks for the numbers when one ends.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 KEYS = ("tokens", "padded_tokens", "sequences", "microbatches", "sum_squared_lengths")
-LARGEST = 1 << 22  # elements of a device tensor that is kept until the end
+LARGEST = 1 << 24  # elements of tensors that one number keeps until the end
 Path = tuple[
     tuple[str, ...], tuple[tuple[str, ...], ...]
 ]  # (first name and what follows, functions with their arguments)
@@ -43,20 +43,20 @@ class Rule:
 
 
 class Later:
-    """A tensor of a device, read when nobody waits for it. What was changed since is not what was worked on."""
+    """What is to be computed from a tensor when nobody waits for it. What was changed since is not what was worked on."""
 
-    __slots__ = ("functions", "names", "tensor", "version")
+    __slots__ = ("functions", "tensors", "value", "versions")
 
-    def __init__(self, tensor: Any, functions: Sequence[tuple[str, ...]], names: dict[str, Any]) -> None:
-        self.tensor = tensor.detach()
-        self.version = tensor._version
+    def __init__(self, value: Any, functions: Sequence[tuple[Any, ...]]) -> None:
+        self.value = value
         self.functions = functions
-        self.names = names
+        self.tensors = [x for x in (value, *(x for f in functions for x in f[1:])) if _is_tensor(x)]
+        self.versions = [x._version for x in self.tensors]
 
     def read(self) -> float | None:
-        if self.tensor._version != self.version:
+        if [x._version for x in self.tensors] != self.versions:
             return None
-        return _number(_applied(self.tensor.cpu().numpy(), self.functions, self.names))
+        return _number(_applied(self.value, self.functions))
 
 
 def install(rules: Sequence[dict[str, Any]], not_with: Sequence[str] = ()) -> None:
@@ -129,15 +129,19 @@ def _value(steps: Sequence[str], functions: Sequence[tuple[str, ...]], names: di
     found = _followed(steps, names)
     if functions and functions[0] == ("count",):
         return 1
-    if functions and functions[0] == ("numel",):  # of the shape alone, wherever the tensor is
+    if functions and functions[0] == ("numel",):  # of the shape alone
         return int(found.numel())
     if functions and functions[0] == ("len",):
         return len(found)
-    if hasattr(found, "detach") and found.device.type != "cpu":
-        if found.numel() > LARGEST:
-            raise ValueError(f"{found.numel()} elements on a device: too many to keep")
-        return Later(found, functions, names)
-    return _number(_applied(_array(found), functions, names))
+    ready = [(name, *(_followed(path.split("."), names) for path in rest)) for name, *rest in functions]
+    later = Later(found, ready)
+    if sum(x.numel() for x in later.tensors) > LARGEST:
+        raise ValueError(f"more than {LARGEST} elements: too many to keep")
+    return later if later.tensors else later.read()
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "_version")
 
 
 def _followed(steps: Sequence[str], names: dict[str, Any]) -> Any:
@@ -153,14 +157,14 @@ def _followed(steps: Sequence[str], names: dict[str, Any]) -> Any:
 
 
 def _array(found: Any) -> Any:
-    """A CPU tensor as numpy array: no operator runs for it."""
-    return found.detach().numpy() if hasattr(found, "detach") and hasattr(found, "numpy") else found
+    return found.detach().cpu().numpy() if _is_tensor(found) else found
 
 
-def _applied(value: Any, functions: Sequence[tuple[str, ...]], names: dict[str, Any]) -> Any:
+def _applied(value: Any, functions: Sequence[tuple[Any, ...]]) -> Any:
+    value = _array(value)
     for name, *rest in functions:
         if name == "times":
-            value = _times(value, _followed(rest[0].split("."), names))
+            value = _times(value, _array(rest[0]))
         elif name == "skip_first":
             value = value[..., 1:]
         else:
@@ -170,8 +174,6 @@ def _applied(value: Any, functions: Sequence[tuple[str, ...]], names: dict[str, 
 
 def _times(value: Any, other: Any) -> Any:
     """Product; an array with fewer dimensions multiplies row by row."""
-    if hasattr(other, "detach"):
-        other = other.detach().cpu().numpy()
     return value * (
         other.reshape(other.shape + (1,) * (value.ndim - other.ndim)) if hasattr(other, "reshape") else other
     )
@@ -182,7 +184,7 @@ def _flat(value: Any) -> list[Any]:
     if hasattr(value, "ravel"):
         flat: list[Any] = value.ravel().tolist()
         return flat
-    if hasattr(value, "detach"):
+    if _is_tensor(value):
         return _flat(_array(value))
     if isinstance(value, (list, tuple)):
         return [x for part in value for x in _flat(part)]

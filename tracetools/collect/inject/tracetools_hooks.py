@@ -57,7 +57,10 @@ class Target:
         for part in self.path[:-1]:
             owner = getattr(owner, part)
         name = self.path[-1]
-        found = inspect.getattr_static(owner, name)
+        try:
+            found = inspect.getattr_static(owner, name)
+        except AttributeError:
+            raise AttributeError(f"{'.'.join([self.module, *self.path[:-1]])} has no attribute {name!r}") from None
         if isinstance(owner, type) and name not in vars(owner):
             raise AttributeError(f"{self.path[-2]} does not define {name} itself: hook the class that does")
         kind = type(found) if isinstance(found, (staticmethod, classmethod)) else None
