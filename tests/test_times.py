@@ -150,9 +150,6 @@ def test_a_whole_file(tmp_path: Path, digits: str) -> None:
     assert (trace.origin_ns, int(trace.events.end[0])) == (start, end - start)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="times of B and E events go through a double, never through their text"
-)
 def test_begin_and_end_events_are_as_exact(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", [])
     marks = '{"ph":"B","name":"a","cat":"cpu_op","pid":1,"tid":1,"ts":1753000000000000.123},'

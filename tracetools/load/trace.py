@@ -110,7 +110,7 @@ def _whole(path: Path) -> _Read:
         parts.append(_Part(make_columns(complete), *_times(complete, text, path)))
     if phases["B"] or phases["E"]:
         marks = [e for e in document.events if e.ph in ("B", "E")]
-        paired, start, end, found = _pair_begin_end(marks)
+        paired, start, end, found = _pair_begin_end(marks, *_mark_times(marks, text, path))
         problems += tuple(found)
         if paired:
             parts.append(_Part(make_columns(paired), start, end, np.ones(len(paired), np.bool_)))
@@ -126,9 +126,8 @@ def _times(slices: Sequence[Body], text: bytes, path: Path) -> tuple[Int64, Int6
         return from_text([text_of(e.ts) for e in rows], [text_of(e.dur) for e in rows])
 
 
-def _pair_begin_end(marks: Sequence[Event]) -> tuple[list[Body], Int64, Int64, list[Problem]]:
+def _pair_begin_end(marks: Sequence[Event], at: Int64, usable: Bool) -> tuple[list[Body], Int64, Int64, list[Problem]]:
     """B and E events as slices. A begin that is never ended lasts to its thread's last time; a lone end is counted."""
-    at, _, usable = _mark_times(marks)
     stacks: dict[tuple[str, str], list[tuple[Event, int]]] = defaultdict(list)
     last: dict[tuple[str, str], int] = {}
     done: list[tuple[Event, int, int]] = []
@@ -159,11 +158,14 @@ def _pair_begin_end(marks: Sequence[Event]) -> tuple[list[Body], Int64, Int64, l
     return slices, start, end, [p for p in problems if p.count]
 
 
-def _mark_times(marks: Sequence[Event]) -> tuple[Int64, Int64, Bool]:
+def _mark_times(marks: Sequence[Event], text: bytes, path: Path) -> tuple[Int64, Bool]:
+    """(ns, usable) of the B and E events of a text."""
     try:
-        return from_numbers([e.ts for e in marks], [0] * len(marks))
+        at, _, usable = from_numbers([e.ts for e in marks], [0] * len(marks))
     except TimesNeedText:
-        return from_text([str(e.ts).encode() for e in marks], [b"0"] * len(marks))
+        rows = [e for e in parse_document(text, EventTimes, path).events if e.ph in ("B", "E")]
+        at, _, usable = from_text([text_of(e.ts) for e in rows], [b"0"] * len(rows))
+    return at, usable
 
 
 def _sane(columns: Columns, start: Int64, end: Int64, usable: Bool) -> tuple[Bool, list[Problem]]:
