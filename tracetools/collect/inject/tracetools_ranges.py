@@ -235,20 +235,13 @@ class Awaited:
 # ---------------------------------------------------------------- names that are started and stopped by hand
 
 
-def wanted() -> bool:
-    """Is there anything to do when a label starts? Step names count while nothing records, too."""
-    recorder = sys.modules.get("tracetools_recorder")
-    return recorder is not None and (recorder.recording or bool(step_names))
-
-
 def start(timer: int, label: str) -> None:
     """A timer has started a label. It would have refused one that runs: a label that runs here was lost with its timer."""
-    if label in step_names or sys.modules["tracetools_recorder"].recording:
-        key = timer, label
-        end(timers.pop(key, None))
-        opened = begin(label, TIMER)
-        if opened is not None:
-            timers[key] = opened
+    key = timer, label
+    end(timers.pop(key, None))
+    opened = begin(label, TIMER)
+    if opened is not None:
+        timers[key] = opened
 
 
 def stop(timer: int, label: Any) -> None:

@@ -160,11 +160,13 @@ def timer_start(function: Function, label: str | None) -> Function:
     @functools.wraps(function)
     def start(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        ranges = sys.modules.get("tracetools_ranges")
-        if ranges is not None and ranges.wanted():
-            name = _label(label, parameter, args, kwargs) if label or parameter else None
-            if isinstance(name, str):
-                ranges.start(id(args[0]), name)
+        recorder = sys.modules.get("tracetools_recorder")
+        if recorder is not None:
+            ranges = sys.modules["tracetools_ranges"]
+            if recorder.recording or ranges.step_names:  # steps count while nothing records, too
+                name = _label(label, parameter, args, kwargs)
+                if isinstance(name, str) and (recorder.recording or name in ranges.step_names):
+                    ranges.start(id(args[0]), name)
         return result
 
     return start
