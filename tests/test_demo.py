@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from tracetools.demo import run as demo_run
 from tracetools.demo.data import PADDING_SEGMENT, build, documents, encode, pack
 from tracetools.demo.metrics import Line, read_metrics
-from tracetools.demo.plant import Plant, parse_plant
+from tracetools.demo.plant import Plant, SlowArgument, parse_plant
 from tracetools.demo.run import metrics_file, run_demo
 from tracetools.demo.settings import Options, Settings, read_options
 from tracetools.errors import TracetoolsError, UsageError
@@ -120,7 +122,25 @@ def test_an_unknown_plant_names_what_there_is() -> None:
     with pytest.raises(UsageError) as raised:
         parse_plant("weather:40")
 
-    assert str(raised.value) == "--plant weather:40: there is no cause 'weather' to plant. There is: data_processing."
+    assert str(raised.value) == (
+        "--plant weather:40: there is no cause 'weather' to plant. There is: data_processing, ray_submit, ray_transport, logging, "
+        "setup, forward, optimizer, straggler, late_collective, gc."
+    )
+
+
+def test_a_plant_of_ray_needs_ray(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the megatron half has no Ray\. Nothing was started"):
+        run_demo(tmp_path / "out", halves=("megatron",), plants=[Plant("ray_submit", 1.0)])
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_argument_takes_its_time_when_it_is_read() -> None:
+    plants = (Plant("ray_transport", 30.0),)
+    written = pickle.dumps(SlowArgument([1, 2], plants))
+    began = time.perf_counter()
+
+    assert pickle.loads(written) == [1, 2]
+    assert time.perf_counter() - began >= 0.03
 
 
 @pytest.mark.parametrize("amount", ["", ":", ":x", ":0", ":-4", ":inf", ":nan"])

@@ -11,12 +11,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tracetools.activity import activity_of
 from tracetools.breakdown import Explained, break_down
 from tracetools.chains import comm_causes
 from tracetools.classify import Classified, classify
 from tracetools.gaps import DriverView, between_markers, explain, own_methods
-from tracetools.intervals import EMPTY, NONE, Spans, merge
+from tracetools.intervals import EMPTY, NONE, Spans, merge, union
 from tracetools.model import Process, Run, RunBreakdown
 from tracetools.ranks import Ranks, across_ranks
 from tracetools.stackprofile import DEFAULT_PROFILE, StackProfile, load_profile
@@ -99,10 +101,13 @@ def _is_driven(process: Process, driver: Process) -> bool:
 
 
 def _driver_view(driver: Classified, markers: Markers, rules: StackProfile, peers: list[Spans]) -> DriverView:
+    line = driver.regions.timeline(markers.thread)
+    waits = [i for i, name in enumerate(driver.regions.names) if name in rules.waits]
+    rows = np.flatnonzero(np.isin(line.value[:-1], waits))
     return DriverView(
-        line=driver.regions.timeline(markers.thread),
+        line=line,
         names=driver.regions.names,
-        waits=rules.waits,
+        waiting=union(line.at[rows], line.at[rows + 1]),
         between_steps=between_markers(markers) if len(markers) else EMPTY,
         others_active=merge(*peers) if peers else EMPTY,
     )

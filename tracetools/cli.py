@@ -105,29 +105,53 @@ main.add_command(profiles)
     "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to make; must be new or empty."
 )
 @click.option(
+    "--stack",
+    type=click.Choice(["both", "megatron", "ray"]),
+    default="both",
+    show_default=True,
+    help="Which half to train; one alone is broken down instead of compared.",
+)
+@click.option(
     "--plant",
     "plants",
     metavar="CAUSE:MS",
     multiple=True,
-    help="A known fault: MS of sleep per step in the Ray driver, e.g. data_processing:40.",
+    help="A known fault of MS per step in the Ray half (or in the half that is alone), e.g. data_processing:40. CAUSE may be any of "
+    "data_processing, ray_submit, ray_transport, setup, forward, optimizer, straggler, late_collective, logging, gc.",
 )
-def demo(out: Path, plants: tuple[str, ...]) -> None:
+def demo(out: Path, stack: str, plants: tuple[str, ...]) -> None:
     """Train one tiny Megatron-Core GPT in two stacks, record both, and explain the difference.
 
     A is plain (torchrun, one process per rank), B a Ray driver with one actor per rank. Needs tracetools[demo]; about a minute.
     """
-    from tracetools.analysis import compare
     from tracetools.demo.plant import parse_plant
-    from tracetools.demo.run import run_demo
-    from tracetools.render.terminal_diff import print_diff
+    from tracetools.demo.run import HALVES, run_demo
 
     wanted = [parse_plant(p) for p in plants]
+    halves = tuple(HALVES) if stack == "both" else (stack,)
     with _progress("training") as progress:
-        plain, ray = run_demo(out, plants=wanted, progress=progress)
+        folders = run_demo(out, halves=halves, plants=wanted, progress=progress)
+    if len(folders) == 1:
+        _show_half(folders[0])
+    else:
+        _show_comparison(out, *folders)
+
+
+def _show_half(folder: Path) -> None:
+    from tracetools.render.terminal_breakdown import print_breakdown
+
+    print_breakdown(_analyze(_load(folder), None))
+    click.echo(f"\nIn {folder.parent}: run folder {folder.name}. Next: tracetools info {folder}")
+
+
+def _show_comparison(out: Path, plain: Path, ray: Path) -> None:
+    from tracetools.analysis import compare
+    from tracetools.render.terminal_diff import print_diff
+
     result = compare(_analyze(_load(plain), None), _analyze(_load(ray), None))
     _write_json(result, str(out / "diff.json"))
     print_diff(result)
-    click.echo(f"\nIn {out}: run folders megatron and ray, diff.json. Next: tracetools breakdown {out / 'ray'}")
+    click.echo(f"\nIn {out}: run folders megatron and ray, diff.json. Next: tracetools breakdown {ray}")
 
 
 @main.command()

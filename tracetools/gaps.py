@@ -20,7 +20,7 @@ import numpy as np
 
 from tracetools.activity import Activity
 from tracetools.classify import Classified, Work, names_where, unrecorded_launches
-from tracetools.intervals import NONE, Spans, Timeline, complement, overlay, presence, union
+from tracetools.intervals import NONE, Spans, Timeline, complement, overlay, presence, union, value_at
 from tracetools.model import Bool, Category, Int64
 from tracetools.stackprofile import StackProfile, any_match
 from tracetools.steps import Markers, Steps
@@ -74,8 +74,8 @@ class DriverView:
 
     line: Timeline  # innermost region of the driver's main thread, indexes names
     names: tuple[str, ...]
-    waits: frozenset[str]  # regions in which it only waits for workers
     between_steps: Spans  # between two of its own step markers
+    waiting: Spans  # in one of these regions
     others_active: Spans  # when any other process of the run is inside a method of its own
 
 
@@ -259,8 +259,9 @@ def _outside_markers(segments: Segments, classified: Classified, steps: Steps, d
     if driver is None:
         mine, apart = mine.cut(presence(between_markers(markers)))
         return _concat(rest, replace(mine, region=np.where(apart == 1, between, NONE)))
-    mine, inside = mine.cut(presence(own_methods(classified)))
-    return _concat(rest, mine.take(inside == 1), _drivers(mine.take(inside != 1), driver, between))
+    methods = own_methods(classified)
+    mine, inside = mine.cut(presence(methods))
+    return _concat(rest, mine.take(inside == 1), _drivers(mine.take(inside != 1), driver, between, methods.start))
 
 
 def between_markers(markers: Markers) -> Spans:
@@ -275,8 +276,10 @@ def own_methods(classified: Classified) -> Spans:
     return union(ev.start[rows], ev.end[rows])
 
 
-def _drivers(segments: Segments, driver: DriverView, between: int) -> Segments:
-    """What the driver did. While it waits for workers and none of them is in a method, the call is on its way."""
+def _drivers(segments: Segments, driver: DriverView, between: int, method_starts: Int64) -> Segments:
+    """What the driver did. While it waits for workers: before the process's own method begins, its call is on its way; after
+    the method, the driver waits for the other workers as long as one of them is in a method, else the result is on its way.
+    """
     segments, apart = segments.cut(presence(driver.between_steps))
     segments = replace(
         segments,
@@ -284,11 +287,16 @@ def _drivers(segments: Segments, driver: DriverView, between: int) -> Segments:
         region=np.where(apart == 1, between, NONE),
     )
     segments, region = segments.cut(driver.line)
-    waits = [i for i, name in enumerate(driver.names) if name in driver.waits]
-    segments = replace(
-        segments,
-        region=np.where(region == NONE, segments.region, region + between + 2),
-        kind=np.where(np.isin(region, waits), RAY_TRANSPORT, segments.kind),
-    )
+    segments = replace(segments, region=np.where(region == NONE, segments.region, region + between + 2))
     segments, busy_peer = segments.cut(presence(driver.others_active))
-    return replace(segments, kind=np.where((busy_peer == 1) & (segments.kind == RAY_TRANSPORT), HOST, segments.kind))
+    called = _begins_within(segments, driver.waiting, method_starts)
+    waits = value_at(presence(driver.waiting), segments.start) == 1
+    return replace(segments, kind=np.where(waits & (called | (busy_peer != 1)), RAY_TRANSPORT, segments.kind))
+
+
+def _begins_within(segments: Segments, waiting: Spans, starts: Int64) -> Bool:
+    """Is there a start after the segment, and before the end of the wait that the segment lies in?"""
+    until = np.append(waiting.end, np.iinfo(np.int64).min)
+    end = until[np.searchsorted(waiting.start, segments.start, side="right") - 1]
+    following = np.append(starts, np.iinfo(np.int64).max)[np.searchsorted(starts, segments.end, side="left")]
+    return following < end

@@ -20,7 +20,7 @@ import ray
 import tracetools
 from tracetools.demo.data import Batch, build, documents, encode, pack
 from tracetools.demo.metrics import Line, MetricsLog, StepResult
-from tracetools.demo.plant import sleep_for
+from tracetools.demo.plant import Plant, SlowArgument, sleep_for
 from tracetools.demo.settings import Options, Settings, read_options
 from tracetools.demo.worker import PolicyWorker
 
@@ -32,7 +32,7 @@ def main() -> None:
     settings = Settings()
     with _cluster(options.ranks):
         # held until the cluster is gone: Ray ends an actor as soon as nobody holds it, whatever it still writes
-        actors = _actors(options.ranks, settings)
+        actors = _actors(options, settings)
         train(options, settings, actors)
         ray.get([actor.close.remote() for actor in actors])
 
@@ -51,13 +51,15 @@ def train(options: Options, settings: Settings, actors: list[Any]) -> None:
                 with tracetools.region("sharding"):
                     shards = [batch.shard(rank, options.ranks) for rank in range(options.ranks)]
                 with tracetools.region("ray_submit"):
-                    references = [ray.put(shard) for shard in shards]
+                    sleep_for("ray_submit", options.plants)
+                    references = [ray.put(_argument(shard, i, options.plants)) for i, shard in enumerate(shards)]
                     futures = [actor.train.remote(shard) for actor, shard in zip(actors, references, strict=True)]
                 with tracetools.region("ray_wait"):
                     results = ray.get(futures)
                 with tracetools.region("metrics"):
                     result = _agreed(results, batch)
                 with tracetools.region("logging"):
+                    sleep_for("logging", options.plants)
                     took = time.perf_counter_ns() - started
                     log.write(Line(number, result.loss, result.tokens, result.grad_norm, took))
 
@@ -67,6 +69,11 @@ def _process(texts: list[str], settings: Settings, ranks: int) -> Batch:
     encoded = [encode(text) for text in texts]
     bins = pack([len(document) - 1 for document in encoded], settings.bin_length, multiple=ranks)
     return build(encoded, bins, settings.bin_length)
+
+
+def _argument(shard: Batch, actor: int, plants: tuple[Plant, ...]) -> Any:
+    slow = actor == 0 and any(plant.cause == "ray_transport" for plant in plants)
+    return SlowArgument(shard, plants) if slow else shard
 
 
 def _agreed(results: list[StepResult], batch: Batch) -> StepResult:
@@ -97,14 +104,15 @@ def _cluster(ranks: int) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _actors(ranks: int, settings: Settings) -> list[Any]:
+def _actors(options: Options, settings: Settings) -> list[Any]:
+    ranks = options.ranks
     on_gpu = ray.cluster_resources().get("GPU", 0) >= ranks
     remote = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(PolicyWorker)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
     actors = []
     for rank in range(ranks):
         own = {**address, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        actors.append(remote.options(runtime_env={"env_vars": own}).remote(settings))
+        actors.append(remote.options(runtime_env={"env_vars": own}).remote(settings, options.plants))
     import_module("torch")  # NeMo-RL's driver has it too, and the profiler is part of it; meanwhile the actors start
     ray.get([actor.ready.remote() for actor in actors])
     return actors

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 import tracetools
 from tracetools.demo.data import Batch, build, documents, encode, pack
 from tracetools.demo.metrics import Line, MetricsLog
+from tracetools.demo.plant import sleep_for
 from tracetools.demo.settings import Options, Settings, read_options
 
 
@@ -24,7 +25,7 @@ def main() -> None:
 def train(options: Options, settings: Settings) -> None:
     from tracetools.demo.trainer import Trainer  # imports torch and megatron-core
 
-    trainer = Trainer(settings)
+    trainer = Trainer(settings, options.plants)
     dataset = [documents(settings, number) for number in range(options.steps)]
     with ExitStack() as opened:
         log = opened.enter_context(MetricsLog(options.metrics)) if trainer.rank == 0 else None
@@ -33,9 +34,11 @@ def train(options: Options, settings: Settings) -> None:
                 started = time.perf_counter_ns()
                 with tracetools.region("data_processing"):
                     batch = _my_batch(dataset[number], settings, trainer.rank, trainer.ranks)
+                    sleep_for("data_processing", options.plants)
                 step.card(**batch.card())
                 result = trainer.train_step(batch)
                 with tracetools.region("logging"):
+                    sleep_for("logging", options.plants)
                     if log is not None:
                         took = time.perf_counter_ns() - started
                         log.write(Line(number, result.loss, result.tokens, result.grad_norm, took))

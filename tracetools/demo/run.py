@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from tracetools.collect.launch import collect, explain_empty
-from tracetools.demo.plant import Plant
+from tracetools.demo.plant import OF_RAY, Plant
 from tracetools.demo.settings import Options
 from tracetools.errors import TracetoolsError, UsageError
 from tracetools.stackprofile import load_profile
@@ -43,16 +43,18 @@ NOT_INSTALLED = (
 def run_demo(
     out: Path,
     *,
+    halves: Sequence[str] = tuple(HALVES),
     plants: Sequence[Plant] = (),
     steps: int = STEPS,
     recorded: tuple[int, int] = RECORDED,
     progress: Progress | None = None,
-) -> tuple[Path, Path]:
-    """Train both halves, record steps `recorded` (half-open) of each, return the run folders (plain, Ray).
+) -> tuple[Path, ...]:
+    """Train these halves, record steps `recorded` (half-open) of each, return their run folders.
 
-    Call it on the main thread. `plants` go into the Ray half.
+    Call it on the main thread. `plants` go into the last half: into the Ray half, unless the plain one is alone.
     """
     _check_installed()
+    _check_plants(halves, plants)
     if not 0 < recorded[0] < recorded[1] <= steps:
         wanted = f"{recorded[0]}:{recorded[1]}"
         raise UsageError(
@@ -61,17 +63,16 @@ def run_demo(
     _prepare(out)
     ranks = _ranks()
     folders = []
-    for half in HALVES:
+    for half in halves:
         options = Options(
             steps=steps,
             ranks=ranks,
             metrics=metrics_file(out, half).resolve(),
-            plants=tuple(plants) if half == "ray" else (),
+            plants=tuple(plants) if half == halves[-1] else (),
         )
         with _followed(half, options, progress):
             folders.append(_run_half(half, options, out, recorded))
-    plain, ray = folders
-    return plain, ray
+    return tuple(folders)
 
 
 def metrics_file(out: Path, half: str) -> Path:
@@ -87,6 +88,12 @@ def _check_installed() -> None:
         missing.append("megatron-core")
     if missing:
         raise TracetoolsError(NOT_INSTALLED.format(missing=", ".join(missing)))
+
+
+def _check_plants(halves: Sequence[str], plants: Sequence[Plant]) -> None:
+    for plant in plants:
+        if halves[-1] != "ray" and plant.cause in OF_RAY:
+            raise UsageError(f"--plant {plant}: the {halves[-1]} half has no Ray. Nothing was started.")
 
 
 def _prepare(out: Path) -> None:

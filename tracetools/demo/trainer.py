@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from tracetools import region
 from tracetools.demo.data import Batch
 from tracetools.demo.metrics import StepResult
+from tracetools.demo.plant import Plant, collect_garbage_for, sleep_for
 from tracetools.demo.settings import Settings
 
 warnings.filterwarnings("ignore", module=r"megatron\..*")  # it says on import which optional libraries are not there
@@ -45,8 +46,9 @@ Tensors = dict[str, Any]  # name -> torch.Tensor
 class Trainer:
     """One rank. Make it in the process that trains; `close` it before the process ends."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, plants: tuple[Plant, ...] = ()) -> None:
         self.settings = settings
+        self.plants = plants
         self.device = _start(settings.seed)
         self.rank = torch.distributed.get_rank()
         self.ranks = torch.distributed.get_world_size()
@@ -59,10 +61,13 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> StepResult:
         """Forward, backward, reduction and optimizer on this rank's bins, one bin per microbatch."""
+        if any(plant.cause == "setup" for plant in self.plants):
+            with region("setup"):
+                sleep_for("setup", self.plants)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         reports = self.forward_backward(
-            forward_step_func=partial(_forward_step, device=self.device),
+            forward_step_func=partial(_forward_step, device=self.device, delay=partial(self._delay, len(batch.tokens))),
             data_iterator=_microbatches(batch),
             model=[self.model],
             num_microbatches=len(batch.tokens),
@@ -70,12 +75,33 @@ class Trainer:
             micro_batch_size=1,
             forward_only=False,
         )
-        _, grad_norm, _ = self.optimizer.step()
+        _, grad_norm, _ = self._optimizer_step()
         with region("metrics"):
+            if self._is_last:
+                sleep_for("late_collective", self.plants)
             total = torch.stack([report["loss and tokens"] for report in reports]).sum(dim=0)
             torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
             loss, tokens = total.tolist()
         return StepResult(loss / tokens, int(tokens), float(grad_norm))
+
+    @property
+    def _is_last(self) -> bool:
+        return bool(self.rank == self.ranks - 1)
+
+    def _delay(self, microbatches: int) -> None:
+        """What is planted into the forward pass of one microbatch."""
+        share = 1 / microbatches
+        sleep_for("forward", self.plants, share)
+        collect_garbage_for(self.plants, share)
+        if self._is_last:
+            sleep_for("straggler", self.plants, share)
+
+    def _optimizer_step(self) -> Any:
+        if any(plant.cause == "optimizer" for plant in self.plants):
+            with region("optimizer"):
+                sleep_for("optimizer", self.plants)
+                return self.optimizer.step()
+        return self.optimizer.step()
 
     def close(self) -> None:
         parallel_state.destroy_model_parallel()
@@ -138,9 +164,12 @@ def _microbatches(batch: Batch) -> Iterator[dict[str, Any]]:
         yield {name: getattr(batch, name)[row : row + 1] for name in ("tokens", "labels", "positions", "segments")}
 
 
-def _forward_step(microbatches: Iterator[dict[str, Any]], model: Any, *, device: Any) -> tuple[Any, Any]:
+def _forward_step(
+    microbatches: Iterator[dict[str, Any]], model: Any, *, device: Any, delay: Callable[[], None]
+) -> tuple[Any, Any]:
     with region("data_loading"):
         batch = _to_device(next(microbatches), device)
+    delay()
     losses = model(batch["tokens"], batch["positions"], _attention_mask(batch["segments"]), labels=batch["labels"])
     return losses, partial(_loss, counted=batch["segments"] >= 0)
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import tracetools
 from tracetools.demo.data import Batch
 from tracetools.demo.metrics import StepResult
+from tracetools.demo.plant import Plant
 from tracetools.demo.settings import Settings
 
 
 class PolicyWorker:
     """Made by Ray in a process of its own, whose environment names its rank."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, plants: tuple[Plant, ...] = ()) -> None:
         from tracetools.demo.trainer import Trainer  # here: the driver sees this class too, and needs no torch
 
-        self._trainer = Trainer(settings)
+        self._trainer = Trainer(settings, plants)
 
     def ready(self) -> int:
         """The rank: answered once the model is built."""
