@@ -282,7 +282,7 @@ def test_both_halves_record_the_same_work(trained: Path) -> None:
 
 
 def _card(step: dict[str, Any]) -> dict[str, int]:
-    return {k: v for k, v in step.items() if k not in ("start_unix_ns", "end_unix_ns")}
+    return {k: v for k, v in step.items() if k not in ("start_unix_ns", "end_unix_ns", "sources")}
 
 
 def _sum(cards: list[dict[str, int]]) -> dict[str, int]:
