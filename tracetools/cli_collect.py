@@ -167,9 +167,19 @@ def _tell(found: Collected, *, lost: bool = True) -> None:
 
 def _summary(found: Collected, asked: int) -> str:
     few = "" if len(found.steps) == asked else f" ({asked} were asked for: the job was shorter)"
-    numbers = ", ".join(map(str, found.steps)) or "none"
-    many = f"{found.folder}: {len(found.traces)} trace(s), steps recorded: {numbers}{few}."
+    many = f"{found.folder}: {len(found.traces)} trace(s), steps recorded: {_runs(found.steps)}{few}."
     return f"{many} See: tracetools breakdown {found.folder}"
+
+
+def _runs(numbers: tuple[int, ...]) -> str:
+    """(3, 4, 5, 8) -> "3-5, 8"."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs) or "none"
 
 
 def _say(text: str) -> None:

@@ -151,7 +151,8 @@ def first_step(running: list[live.Progress]) -> int:
 
 def _wait(run: Path, folder: Path, asked: dict[str, Any], patience_s: float, tell: Report) -> str:
     """Until everybody who takes part has said how it went -> "" or why that will not happen."""
-    expected = {p.key for p in _running(run)}
+    before = {p.key: p.count for p in _running(run)}
+    expected = set(before)
     first, stop = asked["first"], asked["stop"]
     furthest, moved = -1, time.monotonic()
     while True:
@@ -167,10 +168,21 @@ def _wait(run: Path, folder: Path, asked: dict[str, Any], patience_s: float, tel
         announced = {f.name.removeprefix(".recording-").removeprefix(".exporting-") for f in live.announcements(folder)}
         expected |= {name.removesuffix(".json") for name in announced}
         open_ones = {k for k in expected if k in running and not (folder / f".process-{k}.json").exists()}
+        if count > stop:  # the others are through: who has not even begun a step since does not take part
+            asleep = {k for k in open_ones if running[k].seen != asked["number"] and running[k].count == before.get(k)}
+            for key in asleep:
+                _excuse(folder, running[key])
+            open_ones -= asleep
         if not open_ones and not live.still_writing(folder):
             return ""
         if time.monotonic() - moved > patience_s:
             return f"no process of the job began a step for {patience_s:g} s"
+
+
+def _excuse(folder: Path, process: live.Progress) -> None:
+    """Say for a process that it did not take part."""
+    said = {"file": None, **process.who, "steps": [], "problems": [], "not_recorded": "began no step while the others recorded"}
+    write_atomically(folder / f".process-{process.key}.json", json.dumps(said).encode())
 
 
 def _settle(folder: Path) -> None:

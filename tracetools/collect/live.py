@@ -31,8 +31,7 @@ class Progress:
     """How far one process has come. `key` is HOST-PID, as in the names of its files."""
 
     key: str
-    role: str
-    rank: int | None
+    who: dict[str, Any]  # role, rank, host, pid
     count: int  # steps begun
     took_ns: int  # between the latest two begins; 0 where there were no two
     seen: int  # number of the latest request that it has seen
@@ -43,12 +42,13 @@ def counters(run: Path) -> list[Progress]:
     """Of every process that has begun a step."""
     found = []
     for file in sorted((run / LIVE).glob(COUNTER_PREFIX + "*")):
-        with suppress(OSError, struct.error, ValueError):
+        with suppress(OSError, struct.error, ValueError, KeyError):
             data = file.read_bytes()
             count, _, took, seen = COUNTER.unpack_from(data)
             who = json.loads(data[COUNTER.size :])
             key = file.name.removeprefix(COUNTER_PREFIX)
-            found.append(Progress(key, who["role"], who["rank"], count, took, seen, alive(who)))
+            about = {name: who[name] for name in ("role", "rank", "host", "pid")}
+            found.append(Progress(key, about, count, took, seen, alive(who)))
     return [p for p in found if p.count]
 
 

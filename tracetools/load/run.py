@@ -82,6 +82,12 @@ def _trace_files(folder: Path, record: Mapping[str, Any]) -> tuple[list[Path], l
         )
     if not files:
         hint = "; ".join(p.detail for p in problems) or "none of its files ends in .json or .json.gz"
+        recordings = [str(r.get("folder")) for r in record.get("recordings") or [] if isinstance(r, dict)]
+        if recordings:
+            raise TracetoolsError(
+                f"{folder}: the run itself was not recorded. It holds recordings of `collect --attach`: {', '.join(recordings)}. "
+                f"Give one of them: {folder / recordings[0]}"
+            )
         raise TracetoolsError(
             f"{folder}: no traces in this folder ({hint}). Give a trace, a folder of traces, or a run folder of `tracetools collect`."
         )

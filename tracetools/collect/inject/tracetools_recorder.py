@@ -249,7 +249,7 @@ class Recorder:
             return
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)  # the last one runs first: before Ray's own
-        made = recordings.Recording(window, self._report, _stopped, self._after)
+        made = recordings.Recording(window, self._report, _stopped, self._after, self._passed)
         if made.start():
             self.recording = made
             recording = True
@@ -258,11 +258,14 @@ class Recorder:
         """A step begins while a recording is under way, or being written."""
         if current.finished.is_set():
             self.recording = None
-        elif current.over_at is not None or current.asked:
-            if number < current.window.stop and not current.asked:
-                current.more()
-            else:
-                current.finish_now()
+        elif number >= current.window.stop or current.asked:
+            current.finish_now()
+        elif current.over_at is not None:
+            current.more()
+
+    def _passed(self, number: int) -> bool:
+        """Is the driver beyond this step? Then a worker that is not called any more has nothing to wait for."""
+        return self.driver is not None and self.driver.count() > number + 1
 
     def _after(self, made: recordings.Recording) -> None:
         """A trace is written, on whatever thread wrote it."""

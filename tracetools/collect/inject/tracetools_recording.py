@@ -111,7 +111,7 @@ def _profiler(window: Window, problems: list[str]) -> tuple[Any, bool]:
 class Recording:
     """`report()`: what the recorder adds to the process's record. `stopped()`: called once the profiler takes nothing more.
 
-    `after(self)`: called once the trace is written, or lost.
+    `after(self)`: called once the trace is written, or lost. `passed(number)`: is the run known to be beyond this step?
     """
 
     def __init__(
@@ -120,11 +120,13 @@ class Recording:
         report: Callable[[list[Fields]], Fields],
         stopped: Callable[[], None],
         after: Callable[[Recording], None],
+        passed: Callable[[int], bool],
     ) -> None:
         self.window = window
         self.report = report
         self.on_stop = stopped
         self.after = after
+        self.passed = passed
         self.who = identity.who()
         self.pid = os.getpid()
         self.steps: list[Fields] = []
@@ -186,6 +188,8 @@ class Recording:
                 continue
             if os.path.exists(os.path.join(self.window.folder, files.STOP_FILE)):
                 self.asked = True
+                break
+            if self.over_at is None and self.passed(self.window.stop):
                 break
             over = self.over_at
             if over is not None and time.monotonic() >= over + GRACE_S:
