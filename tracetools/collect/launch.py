@@ -75,7 +75,8 @@ def _collect(command: Sequence[str], out: Path, profile: StackProfile, window: W
     try:
         record = runfile.write_run(out, job, about)
     except TracetoolsError as error:  # a full disk: the job's own exit status is what counts
-        return Collected(exit_code, out, (), (), (str(error), *problems), (), why_empty=why_empty)
+        traces = tuple(sorted(f.name for f in out.glob("*.trace.json.gz")))
+        return Collected(exit_code, out, traces, (), missing=(), problems=(str(error), *problems), why_empty=why_empty)
     shutil.rmtree(out / live.LIVE, ignore_errors=True)
     found = runfile.collected(out, exit_code, record)
     return Collected(

@@ -82,7 +82,9 @@ def compress_trace(raw: str, final: str) -> None:
 
 
 def _is_whole(trace: str) -> bool:
-    """The profiler says nothing when a write fails, and writes nothing more: then the end is missing."""
+    """The profiler says nothing when a write fails: then the end is missing, or there is no file at all."""
+    if not os.path.exists(trace):
+        return False
     with open(trace, "rb") as file:
         file.seek(max(0, os.path.getsize(trace) - TAIL_BYTES))
         tail = file.read().rstrip()
