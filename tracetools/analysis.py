@@ -17,6 +17,7 @@ from tracetools.activity import activity_of
 from tracetools.breakdown import Explained, break_down
 from tracetools.chains import comm_causes
 from tracetools.classify import Classified, classify
+from tracetools.conditions import conditions
 from tracetools.gaps import DriverView, between_markers, explain, own_methods
 from tracetools.intervals import EMPTY, NONE, Spans, merge, union
 from tracetools.model import Process, Run, RunBreakdown
@@ -137,6 +138,7 @@ def analyze(run: Run, profile: StackProfile | None = None) -> RunBreakdown:
         collectives=rows_of(ranks.waiting, run.processes) if ranks.waiting else (),
         stragglers=stragglers(found, ranks.waiting) if ranks.waiting else (),
         clocks=ranks.clocks,
+        conditions=conditions(run.record),
     )
 
 

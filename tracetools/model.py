@@ -420,6 +420,7 @@ class RunBreakdown:
     collectives: tuple[CollectiveRow, ...] = ()
     stragglers: tuple[Straggler, ...] = ()  # the one that cost most first
     clocks: tuple[Clock, ...] = ()
+    conditions: tuple[tuple[str, str], ...] = ()  # what run.json says it ran under: (what, value)
 
     @property
     def all_problems(self) -> tuple[Problem, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tracetools.conditions import DECISIVE
 from tracetools.diff_records import Comparability, PerToken, Row, Side, StepDelta
 from tracetools.match import RunStep, working
 from tracetools.model import RunBreakdown
@@ -55,7 +56,20 @@ def comparability(a: RunBreakdown, b: RunBreakdown, side_a: Side, side_b: Side) 
         x, y = value(a, side_a), value(b, side_b)
         if x != y:
             found.append(Comparability(what, x, y, severity))
-    return tuple(found)
+    return (*found, *_conditions(a, b))
+
+
+def _conditions(a: RunBreakdown, b: RunBreakdown) -> list[Comparability]:
+    """What both runs' records speak of and differ in. Where a run has no record nothing is known, which is no difference."""
+    if not (a.conditions and b.conditions):
+        return []
+    in_a, in_b = dict(a.conditions), dict(b.conditions)
+    both = [what for what in (*in_a, *(w for w in in_b if w not in in_a)) if in_a.get(what) != in_b.get(what)]
+    either = [w for w in both if w.startswith("environment") or (w in in_a and w in in_b)]
+    return [
+        Comparability(what, in_a.get(what), in_b.get(what), "warning" if what in DECISIVE else "note")
+        for what in either
+    ]
 
 
 def _ranks(ranks: Sequence[int | None]) -> str | None:

@@ -111,6 +111,14 @@ def _rank() -> tuple[int | None, int | None]:
 # ---------------------------------------------------------------- what it runs on
 
 
+def nice() -> int | None:
+    """The process's scheduling priority: Ray gives its workers 15, which matters where they share their cores."""
+    try:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+    except (AttributeError, OSError):  # no such thing on this system
+        return None
+
+
 def versions() -> dict[str, str]:
     """Of Python and of what is imported; commits where a library runs from a checkout."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
