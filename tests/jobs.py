@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tracetools.collect.launch import collect
-from tracetools.collect.options import EVERYBODY, Choice, ProfilerOptions
+from tracetools.collect.options import CHEAPEST, EVERYBODY, Choice
 from tracetools.collect.runfile import Collected
 from tracetools.model import Run
 from tracetools.stackprofile import load_profile
@@ -63,10 +63,9 @@ def record(
     *,
     profile: str = "torch",
     choice: Choice = EVERYBODY,
-    **options: bool,
 ) -> Collected:
     command = script(folder, body)
-    return collect(command, folder / "run", load_profile(profile), first, stop, ProfilerOptions(**options), choice)
+    return collect(command, folder / "run", load_profile(profile), first, stop, CHEAPEST, choice)
 
 
 def start(folder: Path, body: str, *arguments: str) -> subprocess.Popen[bytes]:

@@ -27,7 +27,9 @@ def whole_traces(folder: Path) -> list[str]:
     names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".trace.json.gz"))
     for name in names:
         json.loads(gzip.decompress((folder / name).read_bytes()))
-    assert sorted(f.name for f in folder.iterdir() if not f.name.startswith("ray_timeline")) == sorted([*names, "run.json"])
+    assert sorted(f.name for f in folder.iterdir() if not f.name.startswith("ray_timeline")) == sorted(
+        [*names, "run.json"]
+    )
     return names
 
 
@@ -141,12 +143,16 @@ def test_ray_workers_that_end(
 def test_a_full_disk(tmp_path: Path) -> None:
     """No file of the job may grow beyond 20 kB: the trace does not fit, and the profiler itself would not say so."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-    found = record(tmp_path, limit + "for i in range(8):\n    with tracetools.step():\n        [forward_backward() for _ in range(50)]", 1, 4)
+    busy = "for i in range(8):\n    with tracetools.step():\n        [forward_backward() for _ in range(50)]"
+    found = record(tmp_path, limit + busy, 1, 4)
 
     assert found.exit_code == 0
     assert (found.traces, whole_traces(found.folder)) == ((), [])
     (missing,) = run_json(found.folder)["missing"]
-    assert "the trace could not be written: OSError('the profiler could not write all of it; is the disk full?')" in missing["why"]
+    assert (
+        "the trace could not be written: OSError('the profiler could not write all of it; is the disk full?')"
+        in missing["why"]
+    )
 
 
 def test_a_disk_that_is_full_for_everything(tmp_path: Path) -> None:
@@ -219,7 +225,9 @@ def test_the_command_line_says_it_and_returns_the_jobs_own_status(tmp_path: Path
 
 
 def test_secrets_of_the_command_line_are_not_told() -> None:
-    said = without_secrets(["WANDB_API_KEY=a", "train.py", "--hf-token", "b", "--api-key=c", "--lr", "1", "--author", "d"])
+    said = without_secrets(
+        ["WANDB_API_KEY=a", "train.py", "--hf-token", "b", "--api-key=c", "--lr", "1", "--author", "d"]
+    )
 
     assert said == [
         "WANDB_API_KEY=(not recorded)",

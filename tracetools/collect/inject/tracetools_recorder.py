@@ -20,6 +20,7 @@ from typing import Any
 
 import tracetools_cards as cards
 import tracetools_counter as counter
+import tracetools_gc as collections
 import tracetools_hooks as hooks
 import tracetools_identity as identity
 import tracetools_ranges as ranges
@@ -58,6 +59,7 @@ def _forked() -> None:
     """A child of a recording process has neither its threads nor its profiler: it starts afresh."""
     global recording, _state
     recording = False
+    collections.unwatch()
     if _state is not None:
         _state = Recorder(_state.config, targets=_state.targets)
 
@@ -151,7 +153,8 @@ class Recorder:
             self._step_begins(self.recording, number)
         elif self.window is not None:
             self._window_nears(self.window, number)
-        if not recording:  # not yet, no more, or just being written
+        current = self.recording
+        if not recording or current is None or number < current.begins:  # not yet, no more, or just being written
             return _Marker(number, None, 0)
         cards.take()  # what was read since the last step belongs to none
         span = region(f"tracetools.step#{number}")
@@ -224,7 +227,9 @@ class Recorder:
             self.window = None
             recordings.decline(window, f"came to the recorded steps too late, at step {number}", self._report)
         elif number == window.first == 0:
+            self.next = 0  # the only step that is recorded from within: it has not begun
             self._start(window)
+            self.next = 1
         elif number == window.first - 1 and window.excludes(identity.who()) is None:
             recordings.warm_up(window)
         elif number >= window.first:
@@ -251,8 +256,10 @@ class Recorder:
         atexit.register(_at_exit)  # the last one runs first: before Ray's own
         made = recordings.Recording(window, self._report, _stopped, self._after, self._passed)
         if made.start():
+            made.begins = max(window.first, self.next)
             self.recording = made
             recording = True
+            collections.watch()
 
     def _step_begins(self, current: recordings.Recording, number: int) -> None:
         """A step begins while a recording is under way, or being written."""
@@ -287,6 +294,7 @@ class Recorder:
             "hooks": {**hooks.status(self.targets), "cards_missed": [list(m) for m in sorted(cards.missed.items())]},
             "versions": identity.versions(),
             "device": identity.device(),
+            "nice": identity.nice(),
             "parallel": identity.parallel(),
             "environment": identity.environment(),
         }
@@ -295,6 +303,7 @@ class Recorder:
 def _stopped() -> None:
     global recording
     recording = False
+    collections.unwatch()
 
 
 def _fill_cards(steps: list[dict[str, Any]]) -> None:
@@ -305,6 +314,20 @@ def _fill_cards(steps: list[dict[str, Any]]) -> None:
         found, sources = cards.resolved({k: v for k, v in read.items() if k not in said})
         step.update(found)
         step["sources"] = {**dict.fromkeys(sorted(said), "tracetools.step"), **sources}
+    steps[:] = _merged(steps)
+
+
+def _merged(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry per number: a worker may be called several times in a step of its driver."""
+    found: dict[int, dict[str, Any]] = {}
+    for step in sorted(steps, key=lambda s: (s["number"], s["start_unix_ns"])):
+        known = found.setdefault(step["number"], step)
+        if known is not step:
+            known["end_unix_ns"] = max(known["end_unix_ns"], step["end_unix_ns"])
+            for key in cards.KEYS:
+                parts = [s.get(key) for s in (known, step)]
+                known[key] = None if None in parts else sum(parts)
+    return list(found.values())
 
 
 def _whole(numbers: dict[str, Any]) -> dict[str, int | None]:

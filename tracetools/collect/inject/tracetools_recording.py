@@ -129,6 +129,7 @@ class Recording:
         self.passed = passed
         self.who = identity.who()
         self.pid = os.getpid()
+        self.begins = window.first  # the first step that is recorded whole
         self.steps: list[Fields] = []
         self.problems: list[str] = []
         self.profiler: Any = None
