@@ -54,7 +54,7 @@ def counters(run: Path) -> list[Progress]:
 
 def announcements(folder: Path) -> list[Path]:
     """Of processes that record into this folder, or write their trace."""
-    return [*folder.glob(".recording-*.json"), *folder.glob(".exporting-*.json")]
+    return [*sorted(folder.glob(".recording-*.json")), *sorted(folder.glob(".exporting-*.json"))]
 
 
 def still_writing(folder: Path) -> bool:
