@@ -1,12 +1,11 @@
 """What `tracetools collect` costs a training job. Run: python benchmarks/collect.py [ROUNDS]
 
-Two questions, each answered by pairs of processes that take turns (ABBA), with the median step of each process and the 95 % interval
-of the median ratio by bootstrap over the pairs:
-  idle        the same job under `collect --idle` against without collect
-  recording   steps that `collect` records against the same steps under plain torch.profiler with the same options
+Two questions, each answered within one process, in blocks of steps that take turns (ABBA), because processes differ more among each
+other than by what is asked; with the median of the ratios of neighbouring blocks and its 95 % interval by bootstrap:
+  idle        a job under `collect --idle` as it is, against the same steps with the hooks undone and the recorder out of sight
+  recording   steps that `collect` records, against the same steps under plain torch.profiler with the same options
 The job makes about 1,500 small operators a step, on one thread: what a hook or the profiler costs shows more than in a real step.
-The two calls of a step that a profile hooks, a region and the step's mark are in all of them. An A/A row says what the machine's
-noise alone makes of it.
+Each step has two hooked calls, a region and the step's mark. An A/A row says what the machine's noise alone makes of it.
 """
 
 from __future__ import annotations
@@ -18,38 +17,79 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-ROUNDS = 8
-STEPS = 60
-FIRST, STOP = 20, 40  # recorded, and compared in the second question
+ROUNDS = 40  # pairs of blocks
 JOB = """
-import json, sys, time
+import json, os, sys, time
 import torch
 import tracetools
 import benchmark_stack as stack
+import tracetools_recorder, tracetools_recording
+from torch.profiler import ProfilerActivity, profile
 
 torch.set_num_threads(1)
-mode, first, stop, steps, out = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
-times, profiler = [], None
-for number in range(steps):
-    if mode == "profiler" and number == first:
-        from torch.profiler import ProfilerActivity, profile
-        for _ in range(2):  # the first one of a process takes seconds
-            profiler = profile(activities=[ProfilerActivity.CPU])
-            profiler.start()
-            if _ == 0:
-                profiler.stop()
-    if profiler is not None and number == stop:
-        profiler.stop()
+question, rounds, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+BLOCK = 8
+OPTIONS = {"activities": ["cpu"], "record_shapes": False, "with_stack": False, "profile_memory": False}
+
+def step():
     started = time.perf_counter_ns()
     with tracetools.step(tokens=1):
         with tracetools.region("data"):
             batch = stack.fetch()
         stack.train(batch)
-    times.append(time.perf_counter_ns() - started)
-json.dump(times, open(out, "w"))
+    return time.perf_counter_ns() - started
+
+def as_it_is(number):
+    return [step() for _ in range(BLOCK)]
+
+def out_of_sight(number):
+    wrapped = stack.fetch, stack.train
+    stack.fetch, stack.train = (f.__wrapped__ for f in wrapped)
+    recorder = sys.modules.pop("tracetools_recorder")
+    try:
+        return as_it_is(number)
+    finally:
+        sys.modules["tracetools_recorder"] = recorder
+        stack.fetch, stack.train = wrapped
+
+def plain_profiler(number):
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    profiler.start()
+    times = [step() for _ in range(BLOCK)]
+    profiler.stop()
+    return times[1:]
+
+def collect(number):
+    state = tracetools_recorder._state
+    folder = f"window-{number}"
+    os.mkdir(os.path.join(state.out, folder))
+    asked = {"number": number, "first": state.next + 1, "stop": state.next + 1 + BLOCK, "folder": folder}
+    state.window = tracetools_recording.Window({**asked, "ranks": None, "roles": None, "profiler": OPTIONS}, state.out)
+    step()
+    times = [step() for _ in range(BLOCK)]
+    made = state.recording
+    step()
+    made.finished.wait()
+    return times[1:]
+
+a, b = {
+    "nothing": (out_of_sight, out_of_sight),
+    "idle": (out_of_sight, as_it_is),
+    "recording": (plain_profiler, collect),
+}[question]
+for number in range(2):  # warm up, both profilers too
+    a(1000 + number), b(2000 + number)
+pairs = []
+for number in range(rounds):
+    if number % 2:
+        of_b, of_a = b(number), a(number)
+    else:
+        of_a, of_b = a(number), b(number)
+    pairs.append([of_a, of_b])
+json.dump(pairs, open(out, "w"))
 """
 STACK = """
 import torch
@@ -73,6 +113,11 @@ region = "fetch"
 target = "benchmark_stack:train"
 region = "train"
 """
+QUESTIONS = {
+    "nothing": "A/A: the recorder out of sight, twice",
+    "idle": "idle: the recorder out of sight, collect --idle",
+    "recording": "recording: torch.profiler, collect",
+}
 
 
 def main() -> None:
@@ -82,64 +127,43 @@ def main() -> None:
         (folder / "job.py").write_text(JOB)
         (folder / "benchmark_stack.py").write_text(STACK)
         (folder / "profile.toml").write_text(PROFILE)
-        all_steps, recorded = slice(5, STEPS), slice(FIRST + 1, STOP - 1)
-        for title, a, b, steps in (
-            ("A/A: without collect, twice", plain, plain, all_steps),
-            ("idle: without collect, under collect --idle", plain, idle, all_steps),
-            ("recording: torch.profiler, collect", profiler, recording, recorded),
-        ):
-            print(title)
-            compare(folder, a, b, steps, rounds)
+        for question, title in QUESTIONS.items():
+            print(title, flush=True)
+            tell(ask(folder, question, rounds))
 
 
-def plain(folder: Path, out: Path) -> list[str]:
-    return [sys.executable, str(folder / "job.py"), "plain", str(FIRST), str(STOP), str(STEPS), str(out)]
+def ask(folder: Path, question: str, rounds: int) -> list[list[list[int]]]:
+    """Per pair of blocks, the step times of A and of B in ns."""
+    times, run = folder / f"{question}.json", folder / f"{question}.run"
+    collect = [sys.executable, "-m", "tracetools", "collect", "--idle", "--profile", str(folder / "profile.toml")]
+    command = [
+        *collect,
+        "--out",
+        str(run),
+        "--",
+        sys.executable,
+        str(folder / "job.py"),
+        question,
+        str(rounds),
+        str(times),
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, "KINETO_LOG_LEVEL": "6"}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"the job failed:\n{done.stderr}")
+    pairs: list[list[list[int]]] = json.loads(times.read_text())
+    return pairs
 
 
-def profiler(folder: Path, out: Path) -> list[str]:
-    return [sys.executable, str(folder / "job.py"), "profiler", str(FIRST), str(STOP), str(STEPS), str(out)]
-
-
-def idle(folder: Path, out: Path) -> list[str]:
-    return [*_collect(folder, out), "--idle", "--", *plain(folder, out)]
-
-
-def recording(folder: Path, out: Path) -> list[str]:
-    return [*_collect(folder, out), "--steps", f"{FIRST}:{STOP}", "--", *plain(folder, out)]
-
-
-def _collect(folder: Path, out: Path) -> list[str]:
-    options = ["--profile", str(folder / "profile.toml"), "--out", str(out.with_suffix(".run"))]
-    return [sys.executable, "-m", "tracetools", "collect", *options]
-
-
-Command = Callable[[Path, Path], list[str]]
-
-
-def compare(folder: Path, a: Command, b: Command, steps: slice, rounds: int) -> None:
+def tell(pairs: list[list[list[int]]]) -> None:
     """Print the medians of both, and what B takes more than A, with its interval."""
-    pairs = []
-    for number in range(rounds):
-        order = (a, b) if number % 2 == 0 else (b, a)
-        first, second = (run(folder, command, steps) for command in order)
-        pairs.append((first, second) if number % 2 == 0 else (second, first))
-    ratios = [100 * (of_b / of_a - 1) for of_a, of_b in pairs]
+    blocks = [(statistics.median(a), statistics.median(b)) for a, b in pairs]
+    ratios = [100 * (b / a - 1) for a, b in blocks]
     low, high = interval(ratios)
-    medians = [statistics.median(side) / 1e6 for side in zip(*pairs, strict=True)]
+    a_ms, b_ms = (statistics.median(side) / 1e6 for side in zip(*blocks, strict=True))
     more = f"{statistics.median(ratios):+.2f} % [{low:+.2f} %, {high:+.2f} %]"
-    print(f"  A {medians[0]:.3f} ms a step, B {medians[1]:.3f} ms: B takes {more}")
-
-
-def run(folder: Path, command: Command, steps: slice) -> float:
-    """The median step of one process, in ns."""
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        out = Path(own) / "times.json"
-        environment = {**os.environ, "KINETO_LOG_LEVEL": "6"}
-        done = subprocess.run(command(folder, out), env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"the job failed:\n{done.stderr}")
-        times: list[int] = json.loads(out.read_text())
-    return statistics.median(times[steps])
+    print(f"  A {a_ms:.3f} ms a step, B {b_ms:.3f} ms: B takes {more}", flush=True)
 
 
 def interval(values: Sequence[float], draws: int = 4000) -> tuple[float, float]:
