@@ -181,7 +181,13 @@ def _wait(run: Path, folder: Path, asked: dict[str, Any], patience_s: float, tel
 
 def _excuse(folder: Path, process: live.Progress) -> None:
     """Say for a process that it did not take part."""
-    said = {"file": None, **process.who, "steps": [], "problems": [], "not_recorded": "began no step while the others recorded"}
+    said = {
+        "file": None,
+        **process.who,
+        "steps": [],
+        "problems": [],
+        "not_recorded": "began no step while the others recorded",
+    }
     write_atomically(folder / f".process-{process.key}.json", json.dumps(said).encode())
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import struct
 import time
 from typing import Any
@@ -31,7 +30,7 @@ class Counter:
     """This process's own. It never raises: a run folder that is gone costs the counter, not the training."""
 
     def __init__(self, live: str, who: dict[str, Any]) -> None:
-        self.path = os.path.join(live, files.safe(PREFIX + f"{socket.gethostname()}-{os.getpid()}"))
+        self.path = os.path.join(live, files.safe(PREFIX + f"{os.uname().nodename}-{os.getpid()}"))
         self.count = 0
         self.begun = 0
         self.took = 0
@@ -98,7 +97,7 @@ class DriverCounter:
                 who = whose(path)
                 if who.get("driver_of") == self.job:
                     self.file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-                    self.same_host = who.get("host") == socket.gethostname()
+                    self.same_host = who.get("host") == os.uname().nodename
                     return True
         return False
 

@@ -11,12 +11,9 @@ A folder of one recording holds, until they are merged into its run.json:
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
-import shutil
-import socket
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +32,7 @@ def safe(name: str) -> str:
 
 def own(folder: str, kind: str) -> str:
     """Path of this process's file of a kind."""
-    return os.path.join(folder, safe(f".{kind}-{socket.gethostname()}-{os.getpid()}") + ".json")
+    return os.path.join(folder, safe(f".{kind}-{os.uname().nodename}-{os.getpid()}") + ".json")
 
 
 def write_json(path: str, value: dict[str, Any], reserve: int = 0) -> None:
@@ -67,6 +64,9 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 def compress_trace(raw: str, final: str) -> None:
     """A trace as the profiler left it -> a file under its final name, gzipped. Raises OSError where either is cut short."""
+    import gzip  # here, because every Python process of a job starts with this module
+    import shutil
+
     if not _is_whole(raw):
         raise OSError("the profiler could not write all of it; is the disk full?")
     temporary = os.path.join(os.path.dirname(final), f".{os.getpid()}.tmp.json.gz")
@@ -95,7 +95,7 @@ def may_be_alive(who: dict[str, Any] | None) -> bool:
     """False where the process of an announcement is known to be gone. Of other hosts nothing is known."""
     if who is None:
         return False
-    if who.get("host") != socket.gethostname():
+    if who.get("host") != os.uname().nodename:
         return True
     try:
         os.kill(int(who["pid"]), 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,7 +50,7 @@ def who() -> dict[str, Any]:
         "role": "rank",
         "rank": rank,
         "world_size": world_size,
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "pid": os.getpid(),
         "ray": None,
     }

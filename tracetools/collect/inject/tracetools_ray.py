@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ KEY_OF_HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # Ray's own: where the 
 Current = Callable[[], Any]  # -> the Recorder of this process, or None
 
 _joins = False  # ray.init is about to join a cluster that runs already
-_timeline: subprocess.Popen[bytes] | None = None
+_timeline: Any = None  # the process that fetches it
 
 
 def targets(current: Current) -> list[hooks.Target]:
@@ -190,6 +189,8 @@ def save_timeline(folder: str, steps: list[dict[str, Any]]) -> None:
     Reading them takes Ray's control service and Python a while, and could hang: neither is done to the training process.
     """
     global _timeline
+    import subprocess  # here, because every Python process of a job starts with this module
+
     ray = sys.modules.get("ray")
     if ray is None or not steps or not ray.is_initialized():
         return
@@ -219,8 +220,9 @@ def wait_for_timeline() -> None:
     global _timeline
     waited, _timeline = _timeline, None
     if waited is not None:
-        try:
-            waited.wait(TIMELINE_PATIENCE_S)
-        except subprocess.TimeoutExpired:
+        deadline = time.monotonic() + TIMELINE_PATIENCE_S
+        while waited.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if waited.poll() is None:
             waited.kill()
             waited.wait()

@@ -21,6 +21,7 @@ from typing import Any
 import tracetools_cards as cards
 import tracetools_counter as counter
 import tracetools_gc as collections
+import tracetools_giveway as giveway
 import tracetools_hooks as hooks
 import tracetools_identity as identity
 import tracetools_ranges as ranges
@@ -68,6 +69,10 @@ def _current() -> Recorder | None:
     return _state
 
 
+def _targets(config: dict[str, Any]) -> list[hooks.Target]:
+    return [*hooks.targets(config), *ray.targets(_current), *giveway.targets(_current)]
+
+
 def region(name: str) -> Any:
     """A context manager that puts a range named `name` into the trace."""
     return sys.modules["torch"].autograd.profiler.record_function(name)
@@ -108,7 +113,7 @@ class Recorder:
         self.config = config
         self.out: str = config["out"]
         self.live = os.path.join(self.out, counter.LIVE)
-        self.targets = targets if targets is not None else hooks.targets(config) + ray.targets(_current)
+        self.targets = targets if targets is not None else _targets(config)
         self.next = 0  # this process's own count
         self.inside = threading.Lock()  # held during a step
         self.counter: counter.Counter | None = None  # made at the first step
@@ -278,6 +283,13 @@ class Recorder:
         """A trace is written, on whatever thread wrote it."""
         if made.who["role"] == "driver":
             ray.save_timeline(made.window.folder, made.steps)
+
+    def give_way(self, why: str) -> None:
+        """End what is being recorded before somebody else's profiler begins, on the thread that begins it."""
+        current = self.recording
+        if current is not None and not current.stopped.is_set():
+            current.problems.append(f"{why}: this recording ended there")
+            current.finish_now()
 
     def finish(self) -> None:
         """Finish what is being recorded, now: the process or its workers are about to end."""

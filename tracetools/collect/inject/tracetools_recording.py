@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tracetools_files as files
+import tracetools_giveway as giveway
 import tracetools_identity as identity
 
 SCHEMA = 1
@@ -70,9 +71,10 @@ def warm_up(window: Window) -> None:
     """A recording of nothing, thrown away: the first one of a process takes seconds. What goes wrong is the real one's to report."""
     try:
         made, _ = _profiler(window, [])
-        made.prepare_trace()
-        made.start_trace()
-        made.stop_trace()
+        with giveway.ours():
+            made.prepare_trace()
+            made.start_trace()
+            made.stop_trace()
     except Exception:  # noqa: BLE001  training goes on, and the start of the recording will meet the same fault and say so
         return
 
@@ -86,6 +88,8 @@ def _profiler(window: Window, problems: list[str]) -> tuple[Any, bool]:
         raise RuntimeError(NO_TORCH if error.name == "torch" else repr(error)) from error
     if not torch.autograd.kineto_available():
         raise RuntimeError(NO_KINETO)
+    if giveway.theirs:
+        raise RuntimeError(giveway.WHY + ", which still runs")
     wanted = window.profiler
     cuda = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU] if "cpu" in wanted["activities"] else []
@@ -148,8 +152,9 @@ class Recording:
             self.profiler, self.any_thread = _profiler(self.window, self.problems)
             self.profiler.preset_metadata_json("tracetools", json.dumps({"schema": SCHEMA, **self.who}))
             files.write_json(files.own(self.window.folder, files.RECORDING), self._announcement(), files.RESERVED)
-            self.profiler.prepare_trace()  # not start(): that would add a ProfilerStep of its own
-            self.profiler.start_trace()
+            with giveway.ours():
+                self.profiler.prepare_trace()  # not start(): that would add a ProfilerStep of its own
+                self.profiler.start_trace()
         except Exception as error:  # noqa: BLE001  any fault of ours ends the recording, not the training
             self.profiler, self.done = None, True
             why = str(error) if type(error) is RuntimeError else repr(error)
@@ -216,7 +221,8 @@ class Recording:
             files.rename(files.own(self.window.folder, files.RECORDING), files.own(self.window.folder, files.EXPORTING))
             started, name = time.time_ns(), None
             try:
-                self.profiler.stop_trace()
+                with giveway.ours():
+                    self.profiler.stop_trace()
                 self.on_stop()
                 self.stopped.set()
                 name = self._export()
