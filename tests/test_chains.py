@@ -167,7 +167,7 @@ def test_words_for_what_was_waited_for() -> None:
         return label(Row("exposed_comm", process, region, kind, 0, 0, 0, None))
 
     assert words(None, None, None) == "exposed communication"
-    assert words(None, None, "transfer") == "exposed communication, transfer"
-    assert words("peer", "load", "wait") == "exposed communication, waiting for a slower rank: load"
-    assert words("driver", None, "wait") == "exposed communication, waiting for the driver: no region"
-    assert words("peer", None, "wait_compute") == "exposed communication, a slower rank computes"
+    assert words(None, None, "transfer") == "exposed comm, transfer"
+    assert words("peer", "load", "wait") == "exposed comm, waiting for a slower rank: load"
+    assert words("driver", None, "wait") == "exposed comm, waiting for the driver: no region"
+    assert words("peer", None, "wait_compute") == "exposed comm, a slower rank computes"

@@ -17,7 +17,7 @@ import click
 from tracetools import __version__
 from tracetools.cli_collect import collect
 from tracetools.cli_profiles import profiles
-from tracetools.errors import EXIT_OK, TracetoolsError
+from tracetools.errors import EXIT_OK, TracetoolsError, UsageError
 
 if TYPE_CHECKING:
     from tracetools.diff_records import Diff
@@ -119,15 +119,35 @@ main.add_command(profiles)
     help="A known fault of MS per step in the Ray half (or in the half that is alone), e.g. data_processing:40. CAUSE may be any of "
     "data_processing, ray_submit, ray_transport, setup, forward, optimizer, straggler, late_collective, logging, gc.",
 )
-def demo(out: Path, stack: str, plants: tuple[str, ...]) -> None:
+@click.option(
+    "--nemo-rl",
+    "checkout",
+    type=click.Path(path_type=Path),
+    metavar="CHECKOUT",
+    help="Instead: NeMo-RL's own SFT loop of this checkout on two CPU actors, without and with --plant data_processing:MS (40).",
+)
+@click.option(
+    "--python", default="python", metavar="PYTHON", help="With --nemo-rl: the Python of NeMo-RL's environment."
+)
+def demo(out: Path, stack: str, plants: tuple[str, ...], checkout: Path | None, python: str) -> None:
     """Train one tiny Megatron-Core GPT in two stacks, record both, and explain the difference.
 
     A is plain (torchrun, one process per rank), B a Ray driver with one actor per rank. Needs tracetools[demo]; about a minute.
     """
-    from tracetools.demo.plant import parse_plant
+    from tracetools.demo.plant import Plant, parse_plant
     from tracetools.demo.run import HALVES, run_demo
 
     wanted = [parse_plant(p) for p in plants]
+    if checkout is not None:
+        from tracetools.demo.nemo_rl_run import run_nemo_rl
+
+        fault = wanted or [Plant("data_processing", 40.0)]
+        if len(fault) > 1 or fault[0].cause != "data_processing":
+            raise UsageError(
+                "--nemo-rl: only data_processing:MS can be planted into NeMo-RL's loop. Nothing was started."
+            )
+        _show_comparison(out, *run_nemo_rl(out, checkout, python, fault[0].milliseconds))
+        return
     halves = tuple(HALVES) if stack == "both" else (stack,)
     with _progress("training") as progress:
         folders = run_demo(out, halves=halves, plants=wanted, progress=progress)
@@ -151,7 +171,7 @@ def _show_comparison(out: Path, plain: Path, ray: Path) -> None:
     result = compare(_analyze(_load(plain), None), _analyze(_load(ray), None))
     _write_json(result, str(out / "diff.json"))
     print_diff(result)
-    click.echo(f"\nIn {out}: run folders megatron and ray, diff.json. Next: tracetools breakdown {ray}")
+    click.echo(f"\nIn {out}: run folders {plain.name} and {ray.name}, diff.json. Next: tracetools breakdown {ray}")
 
 
 @main.command()

@@ -119,7 +119,7 @@ def sentence(verdict: str, step: StepDelta, rows: Sequence[Row], per_token: PerT
 def label(row: Row) -> str:
     """How reports call a part: `compute`, `driver: data_processing`, `backward (launch latency)`."""
     if row.part == "exposed_comm" and row.kind in _COMMUNICATION:
-        return f"exposed communication, {_waited_for(row)}"
+        return f"exposed comm, {_waited_for(row)}"
     if row.part != "idle":
         return row.part.replace("_", " ").replace("comm", "communication")
     region = row.region or ("no region" if row.kind in ("host", "sync") else None)
