@@ -15,7 +15,9 @@ from tracetools.analysis import analyze, compare
 from tracetools.cli import main
 from tracetools.load import load_run
 from tracetools.model import RunBreakdown
+from tracetools.profilefile import HOOK_KINDS, KEYS
 from tracetools.render.jsonout import render
+from tracetools.stackprofile import load_profile
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
@@ -93,3 +95,18 @@ def test_links_of_the_documents_lead_somewhere() -> None:
     for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_profiles_of_the_documents_load(tmp_path: Path) -> None:
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        for i, block in enumerate(blocks(page.read_text(encoding="utf-8"), "toml")):
+            file = tmp_path / f"{page.stem}{i}.toml"
+            file.write_text(block)
+            assert load_profile(file).step_functions
+
+
+def test_every_key_of_a_profile_is_documented() -> None:
+    text = (REPOSITORY / "docs" / "profiles.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"[a-z_]+", text))
+    assert {word for section, keys in KEYS.items() for word in (section, *keys)} - {""} <= words
+    assert set(HOOK_KINDS) <= words
