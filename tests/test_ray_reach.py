@@ -81,7 +81,7 @@ def test_late_actors_threads_and_other_interpreters(tmp_path: Path) -> None:
     plain = run_json(found.folder)["processes"][1]
     assert [s["tokens"] for s in plain["steps"]] == [6, 6, 6]  # both calls of a step, 3 each
     late = run_json(found.folder)["processes"][-1]
-    assert [s["number"] for s in late["skipped"]] == [3]
+    assert [s["number"] for s in late["skipped"]] == [2, 3]  # it was not there, and it warmed up
     assert {p["ray"]["actor_class"] for p in run_json(found.folder)["processes"][1:]} == {"Worker", "Async"}
 
 

@@ -65,6 +65,7 @@ class Window:
 
     def skip(self, number: int, why: str) -> None:
         self.skipped.append({"number": number, "why": why})
+        self.skipped.sort(key=lambda s: int(s["number"]))
 
 
 def warm_up(window: Window) -> None:
