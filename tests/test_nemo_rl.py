@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from tracetools.analysis import analyze, compare
 from tracetools.cli import main
 from tracetools.collect.launch import collect
+from tracetools.demo import nemo_rl_run
 from tracetools.load import load_run
 from tracetools.model import Category, Run
 from tracetools.stackprofile import load_profile
@@ -30,7 +31,7 @@ pytestmark = [
     ),
     pytest.mark.timeout(600),
 ]
-LOOP = Path(__file__).parent / "sft_loop"
+LOOP = nemo_rl_run.FOLDER
 STEPS, FIRST, STOP, PLANTED_MS = 8, 3, 6, 40
 
 
@@ -42,13 +43,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([CHECKOUT, str(LOOP)]))
         patch.setenv("KINETO_LOG_LEVEL", "6")
+        patch.setenv("RAY_ADDRESS", "local")  # NeMo-RL would join any cluster that it finds
         for name, arguments in (("as it is", []), ("planted", [str(PLANTED_MS)])):
             out, log = folder / name, folder / f"{name}.log"
             # collect's child writes to the real standard output, which pytest's capture replaces
-            script = f"exec {PYTHON} {LOOP / 'nemo_rl_loop.py'} {STEPS} {' '.join(arguments)} > '{log}' 2>&1"
+            script = f"exec {PYTHON} {LOOP / 'loop.py'} {STEPS} {' '.join(arguments)} > '{log}' 2>&1"
             result = collect(["sh", "-c", script], out, load_profile("nemo-rl"), FIRST, STOP)
             assert result.exit_code == 0, log.read_text()[-2000:]
-            printed = re.findall(r"STEP (\d+) LOSS \S+ TOKENS (\d+)", log.read_text())
+            printed = re.findall(r"^step (\d+) loss \S+ tokens (\d+)", log.read_text(), re.MULTILINE)
             found[name] = out, {int(step) - 1: int(tokens) for step, tokens in printed}
     return found
 
