@@ -67,7 +67,8 @@ def report(stacks: Sequence[str], causes: Sequence[str], sizes: Sequence[float])
         base = run_half(stack, ())
         same = compare(base, run_half(stack, ()))
         floor = noise(same)
-        print(f"{stack}: step {same.step.a / 1e6:.1f} ms; A/A: {same.step.delta / 1e6:+.2f} ms, largest row that is no compute {floor / 1e6:.2f} ms")
+        apart = f"A/A: {same.step.delta / 1e6:+.2f} ms, largest row that is no compute {floor / 1e6:.2f} ms"
+        print(f"{stack}: step {same.step.a / 1e6:.1f} ms; {apart}")
         print(f"  {'cause':<16}{'ms':>6}{'step':>10}{'charged':>10}{'right':>8}   largest other row")
         for cause in causes:
             if stack != "ray" and cause in OF_RAY:

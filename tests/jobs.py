@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tracetools.collect.launch import collect
-from tracetools.collect.options import CHEAPEST, EVERYBODY, Choice
+from tracetools.collect.options import CHEAPEST, EVERYBODY, Choice, ProfilerOptions
 from tracetools.collect.runfile import Collected
 from tracetools.model import Run
 from tracetools.stackprofile import load_profile
@@ -63,9 +63,10 @@ def record(
     *,
     profile: str = "torch",
     choice: Choice = EVERYBODY,
+    options: ProfilerOptions = CHEAPEST,
 ) -> Collected:
     command = script(folder, body)
-    return collect(command, folder / "run", load_profile(profile), first, stop, CHEAPEST, choice)
+    return collect(command, folder / "run", load_profile(profile), first, stop, options, choice)
 
 
 def start(folder: Path, body: str, *arguments: str) -> subprocess.Popen[bytes]:

@@ -2,75 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from jobs import markers, record, run_json, script
 
 from tracetools.analysis import analyze
-from tracetools.collect.launch import Collected, ProfilerOptions, collect
+from tracetools.collect.launch import collect
+from tracetools.collect.options import ProfilerOptions
 from tracetools.errors import UsageError
 from tracetools.load import load_run
-from tracetools.model import Category, Run
+from tracetools.model import Category
 from tracetools.stackprofile import load_profile
 
 pytest.importorskip("torch", reason="records with the real torch.profiler")
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # Kineto announces every start and stop
-
-TRAIN = """
-    import os, sys, time, torch, tracetools
-
-    def forward_backward():
-        a = torch.ones(16, 16)
-        for _ in range(5):
-            a = a @ a / 16
-        return float(a.sum())
-
-    def train(steps, rank=0):
-        for i in range(steps):
-            with tracetools.step(tokens=100 + i) as step:
-                with tracetools.region("data_processing"):
-                    time.sleep(0.005)
-                with tracetools.region("forward_backward"):
-                    result = forward_backward()
-                step.card(sequences=7)
-        return result
-"""
-
-
-def script(tmp_path: Path, body: str, name: str = "job.py") -> list[str]:
-    """A command that runs TRAIN and then `body`."""
-    file = tmp_path / name
-    file.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(body))
-    return [sys.executable, str(file)]
-
-
-def record(
-    tmp_path: Path, body: str, first: int = 2, stop: int = 4, *, profile: str = "torch", **options: bool
-) -> Collected:
-    command = script(tmp_path, body)
-    return collect(command, tmp_path / "run", load_profile(profile), first, stop, ProfilerOptions(**options))
-
-
-def markers(run: Run) -> dict[str, list[str]]:
-    """Names of the step markers of each process, in time order."""
-    return {
-        p.label: [n for i in p.trace.events.name if (n := p.trace.names[i]).startswith("tracetools.step#")]
-        for p in run.processes
-    }
-
-
-def run_json(found: Collected) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((found.folder / "run.json").read_text())
-    return record
 
 
 def test_a_plain_job(tmp_path: Path) -> None:
@@ -85,7 +35,7 @@ def test_a_plain_job(tmp_path: Path) -> None:
         # slept in no operator: idle, charged to the region that slept; an upper bound would be a test of the machine
         assert {c.region: c.ns for c in step.causes}["data_processing"] >= 5_000_000
     assert {f.name for f in found.folder.iterdir()} == {"run.json", process.file}
-    written = run_json(found)
+    written = run_json(found.folder)
     assert written["versions"]["torch"].startswith("2.")
     assert written["steps"] == {"first": 2, "stop": 4}
 
@@ -187,11 +137,11 @@ def test_ranges_of_other_threads_are_recorded(tmp_path: Path) -> None:
 
 
 def test_profiler_options_reach_the_profiler(tmp_path: Path) -> None:
-    found = record(tmp_path, "train(5)", record_shapes=True)
+    found = record(tmp_path, "train(5)", options=ProfilerOptions(record_shapes=True))
     (process,) = load_run(found.folder).processes
 
     assert process.trace.info.profiler == ("record_shapes",)
-    assert run_json(found)["profiler"]["record_shapes"] is True
+    assert run_json(found.folder)["profiler"]["record_shapes"] is True
 
 
 # ---------------------------------------------------------------- hooks
@@ -281,7 +231,7 @@ def test_hooked_functions_are_named_and_otherwise_the_same(tmp_path: Path) -> No
 
     assert found.exit_code == 0
     assert annotations == ["tracetools.step#2", "data_loading", "tracetools.step#3", "data_loading"]
-    hooks = run_json(found)["processes"][0]["hooks"]
+    hooks = run_json(found.folder)["processes"][0]["hooks"]
     assert [target for target in hooks["wrapped"] if target.startswith("stack:")] == [
         "stack:Loader.fetch",
         "stack:Loader.make",
@@ -408,7 +358,7 @@ def test_a_ray_driver_and_its_actors(tmp_path: Path) -> None:
         who: ["tracetools.step#2", "tracetools.step#3"] for who in ("driver", "policy 0", "policy 1")
     }
     assert [(p.role, p.rank) for p in (driver, *workers)] == [("driver", None), ("policy", 0), ("policy", 1)]
-    assert all(e["ray"]["actor_id"] for e in run_json(found)["processes"][1:])
+    assert all(e["ray"]["actor_id"] for e in run_json(found.folder)["processes"][1:])
     for worker in workers:
         assert worker.steps_from == "the driver's annotation tracetools.step#N"
         assert [s.card.tokens for s in worker.steps] == [12, 13]

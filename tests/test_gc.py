@@ -34,7 +34,9 @@ def test_collections_are_named_in_the_steps_that_are_recorded(tmp_path: Path) ->
     assert found.exit_code == 0
     run = load_run(found.folder)
     trace = run.processes[0].trace
-    assert [trace.names[i] for i in trace.events.name].count("garbage_collection") == 2  # not of generation 0, not in other steps
+    assert [trace.names[i] for i in trace.events.name].count(
+        "garbage_collection"
+    ) == 2  # not of generation 0, not in other steps
     for step in analyze(run).processes[0].steps:
         assert sum(c.ns for c in step.causes if c.region == "garbage_collection") > 0
 
