@@ -7,9 +7,10 @@ Knows nothing of files, time units or what is done with the columns.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
@@ -78,20 +79,20 @@ def make_columns(events: Sequence[Body]) -> Columns:
     category = _categories([e.cat for e in events])
     names, name = _intern([e.name for e in events])
     thread_keys, thread = _intern(list(zip([e.pid for e in events], [e.tid for e in events], strict=True)))
-    dim_texts, dims = _intern_optional([None if d is NOTHING else bytes(d) for d in [a.dims for a in args]])
+    dim_texts, dims = _dims([a.dims for a in args])
     collectives, collective = _collectives(names, name, args)
     on_device = np.flatnonzero(np.isin(category, _ON_DEVICE)).tolist()
     return Columns(
         name=name,
         category=category,
         thread=thread,
-        correlation=_ids(args, "correlation", 0, numbers),
-        external_id=_ids(args, "external_id", 0, numbers),
+        correlation=_ids([a.correlation for a in args], 0, numbers),
+        external_id=_ids([a.external_id for a in args], 0, numbers),
         device=_device(events, on_device).astype(np.int32),
         stream=_stream(events, on_device),
         size=_integers([a.bytes for a in args], -1),
         dims=dims,
-        python_id=_ids(args, "python_id", -1, numbers),
+        python_id=_integers([a.python_id for a in args], -1),
         python_parent=_integers([a.python_parent for a in args], -1),
         collective=collective,
         names=names,
@@ -133,15 +134,14 @@ def _one_table(parts: Sequence[tuple[tuple[T, ...], Int32]]) -> tuple[tuple[T, .
     return tuple(index), np.concatenate(columns)
 
 
-def _ids(args: Sequence[Args], attribute: str, missing: int, numbers: bool) -> Int64:
-    """One of the arguments as a column. `numbers`: these are known to be integers."""
-    values = map(attrgetter(attribute), args)
-    if not numbers:
-        return _integers(list(values), missing)
-    try:
-        return np.fromiter(values, np.int64, len(args))
-    except OverflowError:  # an id beyond 64 bits
-        return _integers([getattr(a, attribute) for a in args], missing)
+def _ids(values: Sequence[Any], missing: int, numbers: bool) -> Int64:
+    """A column of ids. `numbers`: these are known to be integers."""
+    if numbers:
+        try:
+            return np.fromiter(values, np.int64, len(values))
+        except OverflowError:  # an id beyond 64 bits
+            pass
+    return _integers(values, missing)
 
 
 def _categories(cats: Sequence[str]) -> UInt8:
@@ -151,23 +151,30 @@ def _categories(cats: Sequence[str]) -> UInt8:
 
 def _intern(values: Sequence[T]) -> tuple[tuple[T, ...], Int32]:
     """(distinct values in order of appearance, index of each value among them)."""
-    index = {value: i for i, value in enumerate(dict.fromkeys(values))}
-    return tuple(index), np.fromiter(map(index.__getitem__, values), np.int32, len(values))
+    index: defaultdict[T, int] = defaultdict(count().__next__)
+    column = np.fromiter(map(index.__getitem__, values), np.int32, len(values))
+    return tuple(index), column
 
 
-def _intern_optional(values: Sequence[T | None]) -> tuple[tuple[T, ...], Int32]:
-    """Like _intern; None gets -1 and no entry."""
-    index: dict[T | None, int] = {v: i for i, v in enumerate(dict.fromkeys(v for v in values if v is not None))}
-    present = tuple(v for v in index if v is not None)
-    index[None] = -1
-    return present, np.fromiter(map(index.__getitem__, values), np.int32, len(values))
+def _intern_some(n: int, rows: Sequence[int], values: Sequence[T]) -> tuple[tuple[T, ...], Int32]:
+    """The same where only these rows of n have a value: -1 in all others."""
+    table, index = _intern(values)
+    column = np.full(n, -1, np.int32)
+    column[np.array(rows, np.int64)] = index
+    return table, column
+
+
+def _dims(dims: Sequence[msgspec.Raw]) -> tuple[tuple[bytes, ...], Int32]:
+    """(distinct texts, index per event; -1: none)."""
+    rows = [i for i, d in enumerate(dims) if d is not NOTHING]
+    return _intern_some(len(dims), rows, [bytes(dims[i]) for i in rows])
 
 
 def _integers(values: Sequence[Any], missing: int) -> Int64:
     """Column of integers; anything that is not one (text that is a number is) becomes `missing`."""
-    kinds = set(map(type, values))
-    if kinds == {type(None)}:
+    if values.count(missing) == len(values):  # most columns of most files
         return np.full(len(values), missing, np.int64)
+    kinds = set(map(type, values))
     if kinds == {int}:
         try:
             return np.array(values, np.int64)
@@ -215,13 +222,11 @@ def _spread(n: int, rows: Sequence[int], values: Sequence[Any], otherwise: Seque
 def _collectives(names: Sequence[str], name: Int32, args: Sequence[Args]) -> tuple[tuple[Collective, ...], Int32]:
     """(what is said of collectives, index per event; -1: nothing)."""
     said = [a.collective for a in args]
-    rows = [] if set(map(type, said)) == {type(None)} else [i for i, c in enumerate(said) if c is not None]
+    rows = [] if said.count(None) == len(said) else [i for i, c in enumerate(said) if c is not None]
     typed = np.fromiter((n.startswith(_COMMUNICATES) for n in names), np.bool_, len(names))
     rows += [i for i in np.flatnonzero(typed[name]).tolist() if said[i] is None]
-    found, index = _intern_optional([_collective(names[name[i]], args[i]) for i in rows])
-    column = np.full(len(args), -1, np.int32)
-    column[np.array(rows, np.int64)] = index
-    return found, column
+    found = [(i, c) for i in rows if (c := _collective(names[name[i]], args[i])) is not None]
+    return _intern_some(len(args), [i for i, _ in found], [c for _, c in found])
 
 
 def _collective(name: str, args: Args) -> Collective | None:

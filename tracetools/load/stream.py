@@ -20,7 +20,7 @@ from tracetools.load.document import TOP_KEYS, collector_paused, strict
 from tracetools.load.records import Usual
 from tracetools.load.source import GZIP_MAGIC
 
-PIECE = 4 * 2**20  # bytes of text: large enough to cost nothing per piece, small enough for a processor's cache
+PIECE = 2 * 2**20  # bytes of text: large enough to cost nothing per piece, small enough for a processor's cache
 LONGEST_EVENT = 64 * PIECE
 _START = re.compile(rb'[ \t\r\n]*(?:\[|\{(?:.{,65536}?)"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[)', re.DOTALL)
 # From one event to the next. Its quotes cannot stand inside a string, so this is no place within one.
