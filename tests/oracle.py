@@ -228,8 +228,10 @@ class _Process:
             kind = "sync" if self.synchronises(thread, at) else "host"
         else:
             kind = "dependency" if self.waits(self.work[closing]["args"]["stream"], at) else "launch_latency"
-        # The innermost region active on T; where T has none, the thread that carries the step's marker speaks for it.
-        region = self.region(thread, at) or self.region(marker_thread, at)
+        # The innermost region active on T, after L the one in which T called it; where T has none, the thread that carries
+        # the step's marker speaks for it.
+        asked = at if closing is None or call is None or at < call["ts"] else call["ts"]
+        region = self.region(thread, asked) or self.region(marker_thread, asked)
         if region is None and self.between_steps(at):
             region = "between_steps"
         return region, kind

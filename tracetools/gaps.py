@@ -6,7 +6,8 @@ Out: `Gaps`: disjoint pieces of idle time, each with step, process, region and k
 A gap ends with the device work K that begins there; L is the call that launched K, on thread T.
   until L began    host time: the innermost region of T at each instant; else that of the thread that carries the step
                    markers; else, when the process is in no method of its own, what its driver was doing
-  from L to K      launch latency, or waiting for another stream's event where the trace shows one
+  from L to K      launch latency, or waiting for another stream's event where the trace shows one: of the region that T was in when
+                   it called L, for what T does meanwhile does not delay K
   inside either    profiler overhead, and synchronising calls, where they are recorded
   K not linked     unknown; and so is what follows a launch whose device events were never recorded
 Without a device every idle instant is host time. Knows nothing of other ranks' work.
@@ -34,7 +35,10 @@ UNRECORDED = "unrecorded_launch"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Pieces of idle time, one row each. `region` indexes Gaps.names (NONE: no region); `stream` and `thread` are K's and L's."""
+    """Pieces of idle time, one row each. `region` indexes Gaps.names (NONE: no region); `stream` and `thread` are K's and L's.
+
+    `called`: when L began, of what follows it; NONE elsewhere.
+    """
 
     start: Int64
     end: Int64
@@ -44,6 +48,7 @@ class Segments:
     kind: Int64
     process: Int64
     region: Int64
+    called: Int64
 
     def __len__(self) -> int:
         return len(self.start)
@@ -115,7 +120,8 @@ def _split_at_launches(
     thread = np.where(linked, ev.thread[np.maximum(launch, 0)], main)
     stream = np.where(has_work, _stream_key(classified, work.row[np.maximum(closing, 0)]), NONE)
     host = _segments(gaps.start, at, HOST, thread, stream)
-    after = _segments(at, gaps.end, np.where(linked, LAUNCH_LATENCY, UNKNOWN), thread, stream)
+    called = np.where(linked, ev.start[np.maximum(launch, 0)], NONE)
+    after = _segments(at, gaps.end, np.where(linked, LAUNCH_LATENCY, UNKNOWN), thread, stream, called)
     return _after_unrecorded(_concat(host, after), classified, profile, gaps)
 
 
@@ -162,7 +168,14 @@ def _launched_before(classified: Classified, gaps: Spans) -> Int64:
     return latest[np.searchsorted(work.start[order], gaps.start, side="left")]
 
 
-def _segments(start: Int64, end: Int64, kind: int | Int64, thread: int | Int64, stream: int | Int64 = NONE) -> Segments:
+def _segments(
+    start: Int64,
+    end: Int64,
+    kind: int | Int64,
+    thread: int | Int64,
+    stream: int | Int64 = NONE,
+    called: int | Int64 = NONE,
+) -> Segments:
     full = end > start
     n = len(start)
 
@@ -170,7 +183,10 @@ def _segments(start: Int64, end: Int64, kind: int | Int64, thread: int | Int64, 
         return np.broadcast_to(np.asarray(value, np.int64), n)[full]
 
     none = column(NONE)
-    return Segments(start[full], end[full], none, column(thread), column(stream), column(kind), column(OWN), none)
+    own = column(OWN)
+    return Segments(
+        start[full], end[full], none, column(thread), column(stream), column(kind), own, none, column(called)
+    )
 
 
 def _concat(*parts: Segments) -> Segments:
@@ -185,18 +201,23 @@ def _regions_by_thread(segments: Segments, classified: Classified, steps: Steps)
     main_line = classified.regions.timeline(main)
     parts: list[Segments] = []
     for thread in np.unique(segments.thread):
-        mine, region = segments.take(segments.thread == thread).cut(classified.regions.timeline(int(thread)))
-        mine = _set_region(mine, region)
-        if thread != main:
-            mine, region = mine.cut(main_line)
-            mine = _set_region(mine, np.where(mine.region == NONE, region, mine.region))
-        parts.append(mine)
+        mine = _named(segments.take(segments.thread == thread), classified.regions.timeline(int(thread)))
+        parts.append(_named(mine, main_line) if thread != main else mine)
     return _concat(*parts) if parts else segments
 
 
-def _set_region(segments: Segments, region: Int64) -> Segments:
-    """Unknown time has no region: what the host did then is not known to have caused it."""
-    return replace(segments, region=np.where(segments.kind == UNKNOWN, segments.region, region))
+def _named(segments: Segments, line: Timeline) -> Segments:
+    """With the regions of `line` where there is none yet; after a launch, the one at the launch.
+
+    Unknown time has no region: what the host did then is not known to have caused it.
+    """
+    after = segments.kind == LAUNCH_LATENCY
+    before, region = segments.take(~after).cut(line)
+    free = (before.kind != UNKNOWN) & (before.region == NONE)
+    before = replace(before, region=np.where(free, region, before.region))
+    late = segments.take(after)
+    late = replace(late, region=np.where(late.region == NONE, value_at(line, late.called), late.region))
+    return _concat(before, late)
 
 
 def _synchronising(segments: Segments, classified: Classified, profile: StackProfile) -> Segments:
