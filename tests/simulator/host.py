@@ -51,18 +51,22 @@ class Thread:
         yield
         self._record.host(name, category, self._tid, start, self.engine.now, correlation)
 
-    def spend(self, ns: int) -> Running:
-        """Work for so long, and be stopped where a stop is due."""
-        while self._stops and ns:
+    def spend(self, ns: int, counts_ns: int | None = None) -> Running:
+        """Pass so much time, and be stopped where a stop is due. `counts_ns`: as so much work it counts, if not as `ns`."""
+        counted = ns if counts_ns is None else counts_ns
+        passed = done = 0
+        while self._stops and done < counted:
             stop = min(self._stops, key=lambda s: s.left_ns)
-            part = min(ns, stop.left_ns)
-            yield part
-            ns -= part
+            part = min(counted - done, stop.left_ns)
+            done += part
+            until = ns * done // counted
+            yield until - passed
+            passed = until
             for each in self._stops:
                 each.left_ns -= part
             if not stop.left_ns:
                 yield from self._stand_still(stop)
-        yield ns
+        yield ns - passed
 
     def _stand_still(self, stop: Stop) -> Running:
         stop.left_ns = stop.every_ns
@@ -74,10 +78,12 @@ class Thread:
             with self.span(stop.name):
                 yield stop.last_ns
 
-    def operator(self, name: str, host_ns: int, stream: Stream, kernel: str, kernel_ns: int) -> Running:
-        """An operator that launches one kernel after so much work of the host."""
+    def operator(
+        self, name: str, host_ns: int, stream: Stream, kernel: str, kernel_ns: int, more_ns: int = 0
+    ) -> Running:
+        """An operator that launches one kernel after so much work of the host, and `more_ns` that counts as no work."""
         with self.span(name, OPERATOR):
-            yield from self.spend(host_ns)
+            yield from self.spend(host_ns + more_ns, host_ns)
             yield from self.launch(stream, kernel, kernel_ns)
 
     def launch(

@@ -65,11 +65,11 @@ class _Plain:
         for step in range(p.steps):
             with main.span(f"{'ProfilerStep' if p.stack == 'torch' else 'tracetools.step'}#{step}"):
                 with main.span(rank.name("data_loading")):
-                    yield from main.spend(p.amount("data_loading"))
+                    yield from rank.spend(main, "data_loading")
                 yield from rank.train(step)
                 if p.logs == "all" or rank.number == 0:
                     with main.span("logging"):
-                        yield from main.spend(p.amount("logging"))
+                        yield from rank.spend(main, "logging")
             self.spans[rank.number][1] = self.engine.now
 
 
@@ -100,13 +100,14 @@ class _Ray:
         for step in range(p.steps):
             with thread.span(f"tracetools.step#{step}"):
                 with thread.span("data_processing"):
-                    yield from thread.spend(p.amount("data_processing"))
+                    yield from thread.spend(p.amount("data_processing"), p.natural.get("data_processing", 0))
                 with thread.span("sharding"):
                     yield from thread.spend(30 * US)
                 with thread.span("ray_submit"):
                     results = []
                     for rank in self.ranks:
-                        yield from thread.spend(p.amount("ray_submit") // p.ranks)
+                        share = p.natural.get("ray_submit", 0) // p.ranks
+                        yield from thread.spend(p.amount("ray_submit") // p.ranks, share)
                         results.append(self._call(rank, step))
                 with thread.span("ray_wait"):
                     for result in results:
@@ -114,7 +115,7 @@ class _Ray:
                 with thread.span("metrics"):
                     yield from thread.spend(20 * US)
                 with thread.span("logging"):
-                    yield from thread.spend(p.amount("logging"))
+                    yield from thread.spend(p.amount("logging"), p.natural.get("logging", 0))
             self.span[1] = self.engine.now
 
     def _call(self, rank: Rank, step: int) -> Signal:

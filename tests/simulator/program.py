@@ -51,7 +51,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`amounts`: cause -> ns per step. `uneven`: per mille by which a rank's host (first) and device (second) are slower, per step."""
+    """`uneven`: per mille by which a rank's host (first) and device (second) are slower, per step."""
 
     stack: str = "plain"  # plain: torchrun, marked by tracetools; torch: as it comes; ray: a driver and actors
     ranks: int = 1
@@ -75,14 +75,15 @@ class Program:
     gc_every_ns: int = 5 * MS  # of a thread's own work
     skew_ns: tuple[int, ...] = ()  # per rank: when it starts
     uneven: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # (rank, step) -> per mille
-    amounts: Mapping[str, int] = field(default_factory=dict)
+    natural: Mapping[str, int] = field(default_factory=dict)  # cause -> ns per step
+    changed: Mapping[str, int] = field(default_factory=dict)  # the same, of causes that have been changed
 
     def amount(self, cause: str) -> int:
-        return self.amounts.get(cause, 0)
+        return self.changed.get(cause, self.natural.get(cause, 0))
 
     def having(self, cause: str, ns: int) -> Program:
-        """The same, with this much of a cause."""
-        return replace(self, amounts={**self.amounts, cause: ns})
+        """The same, with this much of a cause. Stops come where they came before."""
+        return replace(self, changed={**self.changed, cause: ns})
 
     def causes(self) -> tuple[str, ...]:
         """What can be planted into it."""
@@ -134,7 +135,7 @@ def random_program(seed: int) -> Program:
         gc_every_ns=pick.randint(1_000, 4_000) * US,
         skew_ns=tuple(pick.randrange(100 * US) for _ in range(ranks)),
         uneven={(r, s): (pick.randrange(40), pick.randrange(15)) for r in range(ranks) for s in range(steps)},
-        amounts=_natural(pick, bound == "driver"),
+        natural=_natural(pick, bound == "driver"),
     )
 
 

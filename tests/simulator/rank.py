@@ -71,12 +71,15 @@ class Rank:
     def name(self, region: str) -> str:
         return _OF_TORCH.get(region, region) if self.program.stack == "torch" else region
 
+    def spend(self, thread: Thread, cause: str) -> Running:
+        """What a cause takes, which counts as its natural amount."""
+        yield from thread.spend(self.program.amount(cause), self.program.natural.get(cause, 0))
+
     def train(self, step: int) -> Running:
         """One optimizer step, without what surrounds it."""
         p, main = self.program, self.main
-        if p.amount("setup"):
-            with main.span("setup"):
-                yield from main.spend(p.amount("setup"))
+        with main.span("setup"):
+            yield from self.spend(main, "setup")
         with main.span("forward_backward"):
             for microbatch in range(p.microbatches):
                 yield from self._forward(step)
@@ -87,7 +90,7 @@ class Rank:
         yield from self._optimize(step)
         with main.span("metrics"):
             late = p.amount("late_collective") if self.is_last and p.ranks > 1 else 0
-            yield from main.spend(20 * US + late)
+            yield from main.spend(20 * US + late, 20 * US)
             if p.ranks > 1:
                 yield from self._all_reduce(main, 16, 10 * US)
                 yield from main.order(self.comm, self.compute)
@@ -108,7 +111,7 @@ class Rank:
             for i, op in enumerate(p.forward):
                 kernel_ns = op.kernel_ns * device // 1000 + longer
                 yield from main.operator("aten::mm", op.host_ns * host // 1000, self.compute, "gemm_bf16_nn", kernel_ns)
-                yield from main.spend(delay)  # Python between two operators
+                yield from main.spend(delay, 0)  # Python between two operators
                 if p.tensor_parallel and i % 2:
                     yield from main.order(self.compute, self.comm)
                     yield from self._all_reduce(main, 1 << 20, 15 * US)
@@ -132,8 +135,8 @@ class Rank:
         for i, op in enumerate(p.backward):
             kernel_ns = op.kernel_ns * device // 1000
             with thread.span("autograd::engine::evaluate_function: MmBackward0", "cpu_op"):
-                host_ns = op.host_ns * host // 1000 + delay
-                yield from thread.operator("aten::mm", host_ns, self.compute, "gemm_bf16_tn", kernel_ns)
+                host_ns = op.host_ns * host // 1000
+                yield from thread.operator("aten::mm", host_ns, self.compute, "gemm_bf16_tn", kernel_ns, delay)
             if i in ready:
                 yield from thread.order(self.compute, self.comm)
                 yield from self._all_reduce(thread, 1 << 24, p.transfer_ns + p.amount("transfer") // p.buckets)
@@ -156,7 +159,7 @@ class Rank:
         p, main = self.program, self.main
         host, device = self._factors(step)
         with main.span(self.name("optimizer")):
-            yield from main.spend(p.amount("optimizer"))
+            yield from self.spend(main, "optimizer")
             if p.amount("cuda_free"):
                 yield from main.blocking("cudaFree", p.amount("cuda_free"))
             for op in p.optimizer:
