@@ -30,6 +30,7 @@ pytestmark = [
         not (CHECKOUT and PYTHON), reason="TRACETOOLS_NEMO_RL and TRACETOOLS_NEMO_RL_PYTHON do not name a NeMo-RL"
     ),
     pytest.mark.timeout(600),
+    pytest.mark.xdist_group("nemo_rl"),  # they share two runs
 ]
 LOOP = nemo_rl_run.FOLDER
 STEPS, FIRST, STOP, PLANTED_MS = 8, 3, 6, 40
