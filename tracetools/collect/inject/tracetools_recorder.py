@@ -56,6 +56,14 @@ def _at_exit() -> None:
         _state.finish()
 
 
+def _finish_at_exit() -> None:
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)  # the last one runs first: before Ray's own
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:  # its children leave without running what atexit knows
+        util.Finalize(None, _at_exit, exitpriority=100)
+
+
 def _forked() -> None:
     """A child of a recording process has neither its threads nor its profiler: it starts afresh."""
     global recording, _state
@@ -257,8 +265,7 @@ class Recorder:
         if why is not None:
             recordings.decline(window, why, self._report)
             return
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit)  # the last one runs first: before Ray's own
+        _finish_at_exit()
         made = recordings.Recording(window, self._report, _stopped, self._after, self._passed)
         if made.start():
             made.begins = max(window.first, self.next)
