@@ -1,60 +1,101 @@
-"""Exposed communication, charged: transfer, or waiting for another rank, and then what that rank was doing.
+"""Exposed communication, charged: transfer, or waiting for another rank, and then what that rank was doing longer.
 
 In: what the stages found out about each process, and the split of the collectives (`Waiting`). Out: per process and step, causes that
-sum to the step's exposed communication. A rank that waits in a collective waits for the rank that entered it last. What that rank
-did at the same instant is the cause; where it was waiting in a collective of its own, what the rank did for which *it* waited, and
-so on to the end of the chain: another rank's computation, a region of its host's code, or the driver of both.
+sum to the step's exposed communication.
+A rank that waits in a collective waits for the rank that entered it last, since both last left a collective together. From there
+on each spent its time on computing, on idle regions of its code or of its driver's, on other collectives. The last one came
+later by exactly what it spent more, less what it spent less, and that is what the wait is charged to: what it was doing while
+the other waited may be just what the other had done before. Where it waited more for a third rank, that one's share is in turn
+what the third rank was doing longer, to the end of the chain.
 Knows nothing of how calls were paired or idle time was explained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracetools.breakdown import Explained
-from tracetools.gaps import DRIVER, Segments
-from tracetools.intervals import NONE, Spans, Timeline, innermost, minus, overlay, presence
-from tracetools.model import Cause, Int64
+from tracetools.gaps import DRIVER, HOST
+from tracetools.intervals import NONE, Spans, Timeline, covered, innermost, minus, overlay, presence, union, value_at
+from tracetools.model import Bool, Cause, Int64
 from tracetools.waiting import Waiting
 
 PEER = "peer"  # another rank, as `process` of a cause
 TRANSFER, UNPAIRED = "transfer", "unpaired"
 WAIT, WAIT_COMPUTE, WAIT_COMM, WAIT_MEMORY = "wait", "wait_compute", "wait_comm", "wait_memory"
 _NOBODY = -2  # the two that came last entered together
-_COMPUTE, _COMM, _MEMORY, _IDLE = range(4)  # what a process does; from _IDLE on: its idle segment, by row
+_FOR = "for"  # kind of a cause that is not the end yet: (who waits, or None, for which process, _FOR)
+_NOT_RECORDED = ("", None, "")  # before and after a process's steps
 
-Key = tuple[int, str | None, str | None, str]  # step, process, region, kind
+Key = tuple[str | int | None, str | int | None, str]  # process, region, kind
+Shares = dict[Key, float]  # ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
-    """Pieces of one process's exposed communication. `target`: the process that is waited for."""
+class _Waits:
+    """Pieces of one process's exposed communication in which it waits for the process `target`."""
 
     start: Int64
     end: Int64
     step: Int64
     target: Int64
 
-    def take(self, rows: Int64) -> _Parts:
-        return _Parts(self.start[rows], self.end[rows], self.step[rows], self.target[rows])
+    def take(self, rows: Int64) -> _Waits:
+        return _Waits(self.start[rows], self.end[rows], self.step[rows], self.target[rows])
 
-    def cut(self, line: Timeline) -> tuple[_Parts, Int64]:
-        """Cut where `line` changes, and its value in each part."""
-        pieces = overlay(Spans(self.start, self.end), line)
-        full = np.flatnonzero(pieces.spans.end > pieces.spans.start)
-        parent = pieces.parent[full]
-        parts = _Parts(pieces.spans.start[full], pieces.spans.end[full], self.step[parent], self.target[parent])
-        return parts, pieces.value[full]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """One process: its waits, what it does at each instant otherwise, and its exposed communication that is no wait, by step."""
+
+    waits: _Waits
+    doing: Mapping[Key, Spans]
+    rest: tuple[tuple[int, str, int], ...]  # step, kind, ns
 
 
 def comm_causes(found: Sequence[Explained], waiting: Waiting) -> list[list[tuple[Cause, ...]]]:
     """Per process, in the order of `found`, and per step: causes of its exposed communication, largest first."""
-    targets = [_targets(waiting, i) for i in range(len(found))]
-    doing = [_doing(f) for f in found]
-    return [_of_process(found, waiting, targets, doing, i) for i in range(len(found))]
+    sides = [_side(f, waiting, p) for p, f in enumerate(found)]
+    # process -> (step, process waited for) -> what is charged
+    charged = [_charged(found, waiting, sides, p) for p in range(len(found))]
+    for _ in found:
+        charged = [_followed(of_process, charged) for of_process in charged]
+    return [_causes(side, of, len(f.steps.steps)) for side, of, f in zip(sides, charged, found, strict=True)]
+
+
+# ---------------------------------------------------------------- one process
+
+
+def _side(found: Explained, waiting: Waiting, process: int) -> _Side:
+    activity, edges = found.activity, found.steps.edges
+    exposed = minus(activity.kernels, activity.compute)
+    pieces = overlay(exposed, Timeline(edges, np.append(np.arange(len(edges) - 1), NONE)))
+    inside = pieces.value != NONE
+    spans, step = Spans(pieces.spans.start[inside], pieces.spans.end[inside]), pieces.value[inside]
+    pieces = overlay(spans, presence(waiting.matched(process)))
+    spans, step, paired = pieces.spans, step[pieces.parent], pieces.value != NONE
+    pieces = overlay(spans, _targets(waiting, process))
+    spans, step, paired, target = pieces.spans, step[pieces.parent], paired[pieces.parent], pieces.value
+    full = spans.end > spans.start
+    waits = full & paired & (target != NONE)
+    rest = [
+        (int(i), kind, int((spans.end - spans.start)[rows & (step == i)].sum()))
+        for kind, rows in ((UNPAIRED, full & ~paired), (TRANSFER, full & paired & (target == NONE)))
+        for i in np.unique(step[rows])
+    ]
+    all_waits = _Waits(spans.start, spans.end, step, target)
+    others = full & ~waits
+    doing = _doing(found, Spans(spans.start[others], spans.end[others]))
+    mine = all_waits.take(np.flatnonzero(waits))
+    for q in np.unique(mine.target).tolist():
+        there = mine.target == q
+        doing[None, q, _FOR] = Spans(mine.start[there], mine.end[there])
+    return _Side(mine, doing, tuple(rest))
 
 
 def _targets(waiting: Waiting, process: int) -> Timeline:
@@ -68,85 +109,160 @@ def _targets(waiting: Waiting, process: int) -> Timeline:
     return innermost(start[order], end[order], target[order])
 
 
-def _doing(found: Explained) -> Timeline:
-    """What a process does at every instant of its steps."""
-    a, idle = found.activity, found.gaps.segments.spans
-    sets = (a.compute, minus(a.kernels, a.compute), minus(a.busy, a.kernels))
-    start = np.concatenate([*(s.start for s in sets), idle.start])
-    end = np.concatenate([*(s.end for s in sets), idle.end])
-    codes = [np.full(len(s), code, np.int64) for code, s in enumerate(sets)]
-    value = np.concatenate([*codes, _IDLE + np.arange(len(idle))])
-    order = np.argsort(start, kind="stable")  # they are disjoint
-    at = np.stack([start[order], end[order]], 1).reshape(-1)
-    return Timeline(at, np.stack([value[order], np.full(len(order), NONE)], 1).reshape(-1))
-
-
-def _of_process(
-    found: Sequence[Explained], waiting: Waiting, targets: Sequence[Timeline], doing: Sequence[Timeline], process: int
-) -> list[tuple[Cause, ...]]:
-    activity, steps = found[process].activity, found[process].steps
-    exposed = minus(activity.kernels, activity.compute)
-    none = np.full(len(exposed), NONE, np.int64)
-    parts, step = _Parts(exposed.start, exposed.end, none, none).cut(
-        Timeline(steps.edges, np.append(np.arange(len(steps.steps)), NONE))
-    )
-    parts = _Parts(parts.start, parts.end, step, parts.target).take(np.flatnonzero(step != NONE))
-    totals: dict[Key, int] = {}
-    parts, paired = parts.cut(presence(waiting.matched(process)))
-    _add(totals, parts.take(np.flatnonzero(paired == NONE)), None, None, UNPAIRED)
-    parts, target = parts.take(np.flatnonzero(paired != NONE)).cut(targets[process])
-    _add(totals, parts.take(np.flatnonzero(target == NONE)), None, None, TRANSFER)
-    parts = _Parts(parts.start, parts.end, parts.step, target).take(np.flatnonzero(target != NONE))
-    for _ in range(len(found)):
-        parts = _one_link(found, targets, doing, parts, totals)
-    _add(totals, parts, PEER, None, WAIT_COMM)  # a circle, which no clock without error can show
-    return _by_step(totals, len(steps.steps))
-
-
-def _one_link(
-    found: Sequence[Explained],
-    targets: Sequence[Timeline],
-    doing: Sequence[Timeline],
-    parts: _Parts,
-    totals: dict[Key, int],
-) -> _Parts:
-    """Charge what ends here; return what has to be followed further."""
-    _add(totals, parts.take(np.flatnonzero(parts.target == _NOBODY)), PEER, None, WAIT)
-    further: list[_Parts] = []
-    for q in np.unique(parts.target[parts.target >= 0]).tolist():
-        mine, what = parts.take(np.flatnonzero(parts.target == q)).cut(doing[q])
-        _add(totals, mine.take(np.flatnonzero(what == NONE)), PEER, None, WAIT)  # outside its steps
-        _add(totals, mine.take(np.flatnonzero(what == _COMPUTE)), PEER, None, WAIT_COMPUTE)
-        _add(totals, mine.take(np.flatnonzero(what == _MEMORY)), PEER, None, WAIT_MEMORY)
-        idle = np.flatnonzero(what >= _IDLE)
-        _add_idle(totals, mine.take(idle), found[q].gaps.segments.take(what[idle] - _IDLE), found[q].gaps.names)
-        comm, target = mine.take(np.flatnonzero(what == _COMM)).cut(targets[q])
-        _add(totals, comm.take(np.flatnonzero(target == NONE)), PEER, None, WAIT_COMM)
-        follow = np.flatnonzero(target != NONE)
-        further.append(_Parts(comm.start[follow], comm.end[follow], comm.step[follow], target[follow]))
-    if not further:
-        return parts.take(np.zeros(0, np.int64))
-    return _Parts(*(np.concatenate([getattr(f, c) for f in further]) for c in ("start", "end", "step", "target")))
-
-
-def _add(totals: dict[Key, int], parts: _Parts, process: str | None, region: str | None, kind: str) -> None:
-    for step in np.unique(parts.step).tolist():
-        mine = parts.step == step
-        key = (step, process, region, kind)
-        totals[key] = totals.get(key, 0) + int((parts.end[mine] - parts.start[mine]).sum())
-
-
-def _add_idle(totals: dict[Key, int], parts: _Parts, segments: Segments, names: Sequence[str]) -> None:
-    keys, inverse = np.unique(np.stack([segments.process, segments.region]), axis=1, return_inverse=True)
-    for i, (process, region) in enumerate(keys.T.tolist()):
+def _doing(found: Explained, communicating: Spans) -> dict[Key, Spans]:
+    """What a process does at every instant, but for its waits; before and after its steps nothing is known of it."""
+    a, edges, ever = found.activity, found.steps.edges, 2**60
+    doing: dict[Key, Spans] = {
+        (PEER, None, WAIT_COMPUTE): a.compute,
+        (PEER, None, WAIT_COMM): communicating,
+        (PEER, None, WAIT_MEMORY): minus(a.busy, a.kernels),
+        _NOT_RECORDED: Spans(np.array([-ever, edges[-1]]), np.array([edges[0], ever])),
+    }
+    segments, names = found.gaps.segments, found.gaps.names
+    keys, inverse = np.unique(np.stack([segments.process == DRIVER, segments.region]), axis=1, return_inverse=True)
+    for i, (driver, region) in enumerate(keys.T.tolist()):
         rows = np.flatnonzero(inverse.reshape(-1) == i)
-        who = "driver" if process == DRIVER else PEER
-        _add(totals, parts.take(rows), who, names[region] if region != NONE else None, WAIT)
+        key = ("driver" if driver else PEER, names[region] if region != NONE else None, WAIT)
+        doing[key] = Spans(segments.start[rows], segments.end[rows])
+    return doing
 
 
-def _by_step(totals: dict[Key, int], steps: int) -> list[tuple[Cause, ...]]:
-    out: list[list[Cause]] = [[] for _ in range(steps)]
-    for (step, process, region, kind), ns in totals.items():
-        if ns:
-            out[step].append(Cause(process, region, kind, ns))
-    return [tuple(sorted(causes, key=lambda c: (-c.ns, c.region or "", c.kind))) for causes in out]
+# ---------------------------------------------------------------- who was late, and why
+
+Charged = dict[tuple[int, int], Shares]  # (step, process waited for) -> what for
+
+
+def _charged(found: Sequence[Explained], waiting: Waiting, sides: Sequence[_Side], process: int) -> Charged:
+    waits = sides[process].waits
+    out: Charged = {}
+    for q in np.unique(waits.target).tolist():
+        mine = waits.take(np.flatnonzero(waits.target == q))
+        length = mine.end - mine.start
+        if q == _NOBODY:
+            keys: list[Key] = [(PEER, None, WAIT)]
+            shares = length[:, None].astype(np.float64)
+        else:
+            since = _since(found, waiting, process, q, mine.start)
+            keys, longer = _longer(sides, process, q, since, mine.start, mine.end)
+            shares = _in_turn(longer, since, length, keys.index((PEER, None, WAIT_COMM)))
+        for step in np.unique(mine.step).tolist():
+            total = shares[mine.step == step].sum(axis=0)
+            bucket = out[step, q] = defaultdict(float)
+            for i in np.flatnonzero(total).tolist():
+                bucket[_told(keys[i], q)] += float(total[i])
+    return out
+
+
+def _since(found: Sequence[Explained], waiting: Waiting, p: int, q: int, at: Int64) -> Int64:
+    """When both last left a collective together before each instant; where they never did, when the first of them began."""
+    m = waiting.matches
+    common = np.intersect1d(*(m.collective[(m.process == i) & (m.collective != NONE)] for i in (p, q)))
+    left = np.sort(waiting.last_end[common])
+    for i in (p, q):
+        left = left[~_goes_on(found[i], left)]
+    first = min(int(found[i].steps.edges[0]) for i in (p, q))
+    before = np.searchsorted(left, at, side="right") - 1
+    since: Int64 = np.where(before >= 0, np.append(left, first)[before], np.minimum(first, at))
+    return since
+
+
+def _goes_on(found: Explained, left: Int64) -> Bool:
+    """Did the process's own work not wait for a collective that ended then? It computed beside it, or its host had launched nothing."""
+    computes: Bool = value_at(presence(found.activity.compute), left - 1) != NONE
+    if not found.activity.on_device:
+        return computes
+    segments = found.gaps.segments
+    host = segments.kind == HOST
+    launches_late: Bool = value_at(presence(union(segments.start[host], segments.end[host])), left) != NONE
+    return np.logical_or(computes, launches_late)
+
+
+def _longer(
+    sides: Sequence[_Side], p: int, q: int, since: Int64, start: Int64, end: Int64
+) -> tuple[list[Key], NDArray[np.float64]]:
+    """For each wait of p and each thing that is done: how much longer q did it, from `since` to `end`, than p, from `since` to `start`.
+
+    Waits of the two for each other are what is to be explained: they are left out. Waits for a third count.
+    """
+    of_p = {k: s for k, s in sides[p].doing.items() if k != (None, q, _FOR)}
+    of_q = {k: s for k, s in sides[q].doing.items() if k != (None, p, _FOR)}
+    longer = {k: covered(s, end) - covered(s, since) for k, s in of_q.items()}
+    for key in of_p.keys() & longer.keys():
+        longer[key] -= covered(of_p[key], start) - covered(of_p[key], since)
+    return list(longer), np.stack(list(longer.values()), axis=1).astype(np.float64)
+
+
+def _in_turn(longer: NDArray[np.float64], since: Int64, length: Int64, other: int) -> NDArray[np.float64]:
+    """Each wait divided among what was done longer; of several waits since the same instant, the later have what the earlier left.
+
+    Column `other` has the waits in which nothing was done longer: clocks contradict each other.
+    """
+    out = np.maximum(longer, 0.0)
+    out[out.sum(axis=1) == 0, other] = 1.0
+    out *= (length / out.sum(axis=1))[:, None]
+    had = np.zeros_like(out)
+    for i in np.flatnonzero(np.append(False, since[1:] == since[:-1])).tolist():
+        had[i] = had[i - 1] + out[i - 1]
+        left = np.maximum(longer[i] - had[i], 0.0)
+        if left.any():
+            out[i] = left * (length[i] / left.sum())
+    return out
+
+
+def _told(key: Key, waiter: int) -> Key:
+    """As a cause: who waits for a third, and that nothing is known outside the steps."""
+    _, third, kind = key
+    if key == _NOT_RECORDED or (kind == _FOR and third == _NOBODY):
+        return PEER, None, WAIT
+    return (waiter, third, _FOR) if kind == _FOR else key
+
+
+def _shares(amounts: Mapping[Key, float]) -> Shares:
+    """Amounts as shares of 1. Where there are none, clocks contradict each other, and the last rank communicates for all we know."""
+    total = sum(amounts.values())
+    return {key: ns / total for key, ns in amounts.items()} if total else {(PEER, None, WAIT_COMM): 1.0}
+
+
+def _followed(charged: Charged, of_all: Sequence[Charged]) -> Charged:
+    """What was charged to a rank that waits for a third, charged to what that wait was charged to in the same step."""
+    out: Charged = {}
+    for (step, q), amounts in charged.items():
+        bucket = out[step, q] = defaultdict(float)
+        for (who, third, kind), ns in amounts.items():
+            if kind != _FOR:
+                bucket[who, third, kind] += ns
+                continue
+            assert isinstance(who, int) and isinstance(third, int)
+            for key, share in _shares(of_all[who].get((step, third), {})).items():
+                bucket[key] += share * ns
+    return out
+
+
+# ---------------------------------------------------------------- sums
+
+
+def _causes(side: _Side, charged: Charged, steps: int) -> list[tuple[Cause, ...]]:
+    """In whole ns, so that the waits of a step sum to what they were (largest remainder)."""
+    length = side.waits.end - side.waits.start
+    out = []
+    for step in range(steps):
+        amounts: Shares = defaultdict(float)
+        for (i, _), shares in charged.items():
+            if i == step:
+                for (process, region, kind), ns in shares.items():
+                    # a circle, which no clock without error can show
+                    amounts[(PEER, None, WAIT_COMM) if kind == _FOR else (process, region, kind)] += ns
+        whole = _rounded(amounts, int(length[side.waits.step == step].sum()))
+        causes = [Cause(*key, ns) for key, ns in whole.items() if ns]  # type: ignore[arg-type]
+        causes += [Cause(None, None, kind, ns) for i, kind, ns in side.rest if i == step and ns]
+        out.append(tuple(sorted(causes, key=lambda c: (-c.ns, c.region or "", c.kind))))
+    return out
+
+
+def _rounded(amounts: Mapping[Key, float], total: int) -> dict[Key, int]:
+    whole = {key: int(ns) for key, ns in amounts.items()}
+    order = sorted(amounts, key=lambda k: (whole[k] - amounts[k], str(k)))
+    missing = total - sum(whole.values())
+    for i in range(abs(missing)):
+        whole[order[i % len(order)]] += 1 if missing > 0 else -1
+    return whole
