@@ -49,7 +49,9 @@ OWN: dict[str, Callable[[Row], bool]] = {
     "optimizer": _region("optimizer"),
     "gc": _region("garbage_collection"),
     "cuda_free": lambda r: r.kind == "sync" or (r.kind == "wait" and r.region == "optimizer"),
-    "profiler_overhead": lambda r: r.kind == "profiler_overhead" or (r.kind == "wait" and r.process == "peer" and r.region is None),
+    "profiler_overhead": lambda r: (
+        r.kind == "profiler_overhead" or (r.kind == "wait" and r.process == "peer" and r.region is None)
+    ),
     "compute": lambda r: r.part == "compute" or r.kind == "wait_compute",
     "straggler": _region("forward"),
     "slow_rank": lambda r: r.part == "compute" or r.kind == "wait_compute",
@@ -57,7 +59,19 @@ OWN: dict[str, Callable[[Row], bool]] = {
     "rank_gc": _region("garbage_collection"),
     "transfer": lambda r: r.kind in ("transfer", "wait_comm"),
 }
-REMOVABLE = ("data_processing", "ray_submit", "driver_gc", "data_loading", "logging", "setup", "gc", "rank_gc", "profiler_overhead")
+REMOVABLE = (
+    "data_processing",
+    "ray_submit",
+    "driver_gc",
+    "data_loading",
+    "logging",
+    "setup",
+    "gc",
+    "rank_gc",
+    "profiler_overhead",
+)
+
+DEVICE = ("compute", "slow_rank", "transfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,7 @@ class Finding:
     step_ns: float  # without it
     worth_ns: float
     charged_ns: int
-    leak_ns: int  # the largest other row
+    leak_ns: int  # the largest other cause
     leak: str
     removed_ns: float | None  # worth of all of the cause, and what breakdown charges to it
     removed_charge_ns: int | None
@@ -100,12 +114,23 @@ def examine(seed: int, cause: str | None = None) -> Finding:
     diff = compare(a, b)
     own = OWN[cause]
     charged = sum(r.delta_ns for r in diff.waterfall if own(r))
-    worst = max((r for r in diff.waterfall if not own(r)), key=lambda r: abs(r.delta_ns))
+    leak, leak_ns = max(_others(diff, own).items(), key=lambda other: abs(other[1]))
     removed = charge = None
     if cause in REMOVABLE:
         removed = slower - float(run(larger.having(cause, 0)).step_ns)
         charge = sum(r.b_ns for r in diff.waterfall if own(r))
-    return Finding(seed, cause, amount, step, slower - step, charged, worst.delta_ns, label(worst), removed, charge)
+    return Finding(seed, cause, amount, step, slower - step, charged, leak_ns, leak, removed, charge)
+
+
+def _others(diff: Diff, own: Callable[[Row], bool]) -> dict[str, int]:
+    """What the other rows have, by region: what one rank does there and another waits for is one cause."""
+    others: dict[str, int] = {}
+    for row in diff.waterfall:
+        if not own(row):
+            who = "driver" if row.process == "driver" else "rank"
+            name = f"{who}: {row.region}" if row.region else label(row)
+            others[name] = others.get(name, 0) + row.delta_ns
+    return others
 
 
 def _run(program: Program, folder: Path) -> tuple[RunBreakdown, float]:
@@ -121,7 +146,9 @@ def report(programs: int, first: int = 0, show: int = 0, only: Sequence[str] = (
 
 
 def summary(found: Sequence[Finding], show: int) -> bool:
-    print(f"{'cause':<19}{'programs':>9}{'median':>9}{'95th':>8}{'removed':>9}{'95th':>8}   largest wrong charge, of the worth")
+    print(
+        f"{'cause':<19}{'programs':>9}{'median':>9}{'95th':>8}{'removed':>9}{'95th':>8}   largest wrong charge, of the worth"
+    )
     for cause in dict.fromkeys(sorted(f.cause for f in found)):
         mine = [f for f in found if f.cause == cause]
         worst = max(mine, key=lambda f: abs(f.leak_ns) / max(f.worth_ns, LEAST * f.step_ns))
@@ -131,6 +158,8 @@ def summary(found: Sequence[Finding], show: int) -> bool:
             f"{cause:<19}{len(mine):>9}{_percentiles([f.error for f in mine])}"
             f"{_percentiles(removed) if removed else '       -       -'}   {share:>+7.1%} {worst.leak} (seed {worst.seed})"
         )
+    host = [f for f in found if f.cause not in DEVICE]
+    print(f"{'but device work':<19}{len(host):>9}{_percentiles([f.error for f in host])}")
     errors = [f.error for f in found]
     removed = [f.removed_error for f in found if f.removed_error is not None]
     right = sum(min(f.charged_ns, f.worth_ns) for f in found if f.worth_ns > 0)
@@ -138,7 +167,9 @@ def summary(found: Sequence[Finding], show: int) -> bool:
     print(f"{'all':<19}{len(found):>9}{_percentiles(errors)}{_percentiles(removed)}")
     print(f"{100 * right / planted:.2f} % of what the causes are worth is charged to them")
     for f in sorted(found, key=lambda f: -f.error)[:show]:
-        print(f"  seed {f.seed} {f.cause}: planted {f.planted_ns}, worth {f.worth_ns:.0f}, charged {f.charged_ns}; {f.leak} {f.leak_ns:+}")
+        print(
+            f"  seed {f.seed} {f.cause}: planted {f.planted_ns}, worth {f.worth_ns:.0f}, charged {f.charged_ns}; {f.leak} {f.leak_ns:+}"
+        )
     return statistics.median(errors) <= TARGET_MEDIAN and _percentile(errors) <= TARGET_95
 
 

@@ -90,15 +90,12 @@ class Stream:
                 self._filled = Signal()
                 yield self._filled
             work = self._queue.popleft()
-            for signal in work.after:
-                yield signal
+            yield from work.after
             yield max(work.arrives, free + self._gap) - self._engine.now
             start = self._engine.now
             yield work.meeting.join() if work.meeting else work.duration
             free = self._engine.now
-            self._record.device(
-                work.name, work.category, self.number, start, free, work.correlation, work.told
-            )
+            self._record.device(work.name, work.category, self.number, start, free, work.correlation, work.told)
             self._under_way -= 1
             freed, self._freed = self._freed, Signal()
             self._engine.fire(freed)

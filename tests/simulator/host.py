@@ -35,7 +35,14 @@ class Thread:
     """`launch_ns`: how long a launch call takes; `latency_ns`: from its start until the work may begin."""
 
     def __init__(
-        self, engine: Engine, record: Record, tid: int, *, launch_ns: int = 0, latency_ns: int = 0, stops: tuple[Stop, ...] = ()
+        self,
+        engine: Engine,
+        record: Record,
+        tid: int,
+        *,
+        launch_ns: int = 0,
+        latency_ns: int = 0,
+        stops: tuple[Stop, ...] = (),
     ) -> None:
         self.engine = engine
         self._record = record
@@ -121,7 +128,9 @@ class Thread:
             yield from self.spend(2_000)
             with self.span("aten::_local_scalar_dense", OPERATOR):
                 call = "cudaMemcpyAsync"
-                yield from self.launch(stream, "Memcpy DtoH (Device -> Pinned)", 1_500, category="gpu_memcpy", call=call)
+                yield from self.launch(
+                    stream, "Memcpy DtoH (Device -> Pinned)", 1_500, category="gpu_memcpy", call=call
+                )
                 yield from self.synchronise(stream)
 
     def synchronise(self, stream: Stream) -> Running:

@@ -110,8 +110,7 @@ class _Ray:
                         yield from thread.spend(p.amount("ray_submit") // p.ranks, share)
                         results.append(self._call(rank, step))
                 with thread.span("ray_wait"):
-                    for result in results:
-                        yield result
+                    yield from results
                 with thread.span("metrics"):
                     yield from thread.spend(20 * US)
                 with thread.span("logging"):
@@ -134,7 +133,9 @@ class _Ray:
 
 
 def _job(program: Program, ranks: Sequence[Rank], spans: Sequence[Sequence[int]]) -> Job:
-    ends = [max(end, rank.compute.last.at or 0, rank.comm.last.at or 0) for rank, (_, end) in zip(ranks, spans, strict=True)]
+    ends = [
+        max(end, rank.compute.last.at or 0, rank.comm.last.at or 0) for rank, (_, end) in zip(ranks, spans, strict=True)
+    ]
     total = sum(end - start for end, (start, _) in zip(ends, spans, strict=True))
     return Job(Fraction(total, program.steps * len(ranks)))
 
@@ -145,7 +146,15 @@ def _write(program: Program, folder: Path, processes: Sequence[tuple[str, int | 
         file = f"{role}-{number}.json" if number is not None else f"{role}.json"
         record.write(folder / file)
         entries.append(
-            {"file": file, "role": role, "rank": number, "world_size": program.ranks, "host": "node", "pid": record.pid, "steps": []}
+            {
+                "file": file,
+                "role": role,
+                "rank": number,
+                "world_size": program.ranks,
+                "host": "node",
+                "pid": record.pid,
+                "steps": [],
+            }
         )
     if program.stack != "torch":
         profile = "ray" if program.stack == "ray" else "megatron_lm"

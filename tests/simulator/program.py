@@ -99,7 +99,13 @@ def random_program(seed: int) -> Program:
     ranks = pick.choice((1, 2, 2, 3, 4))
     steps = 3
     layers, ops = pick.randint(1, 4), pick.randint(3, 7)
-    length = {"launch": (3, 9), "compute": (60, 300), "communication": (30, 120), "driver": (20, 120), "mixed": (5, 200)}[bound]
+    length = {
+        "launch": (3, 9),
+        "compute": (60, 300),
+        "communication": (30, 120),
+        "driver": (20, 120),
+        "mixed": (5, 200),
+    }[bound]
     host = {"launch": (12, 40)}.get(bound, (6, 20))
 
     def kernels(n: int, longer: int) -> tuple[Op, ...]:

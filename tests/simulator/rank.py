@@ -131,7 +131,9 @@ class Rank:
         p, thread = self.program, self.autograd
         host, device = self._factors(step)
         delay = p.amount("backward") // (len(p.backward) * p.microbatches)
-        ready = {(b + 1) * len(p.backward) // p.buckets - 1 for b in range(p.buckets)} if last and p.ranks > 1 else set()
+        ready = (
+            {(b + 1) * len(p.backward) // p.buckets - 1 for b in range(p.buckets)} if last and p.ranks > 1 else set()
+        )
         for i, op in enumerate(p.backward):
             kernel_ns = op.kernel_ns * device // 1000
             with thread.span("autograd::engine::evaluate_function: MmBackward0", "cpu_op"):
@@ -164,7 +166,9 @@ class Rank:
                 yield from main.blocking("cudaFree", p.amount("cuda_free"))
             for op in p.optimizer:
                 kernel_ns = op.kernel_ns * device // 1000
-                yield from main.operator("aten::_foreach_add_", op.host_ns * host // 1000, self.compute, "multi_tensor_apply", kernel_ns)
+                yield from main.operator(
+                    "aten::_foreach_add_", op.host_ns * host // 1000, self.compute, "multi_tensor_apply", kernel_ns
+                )
         with main.span(self.name("zero_grad")):
             yield from main.operator("aten::zero_", 8 * US, self.compute, "FillFunctor", 5 * US)
 
