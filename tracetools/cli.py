@@ -100,7 +100,14 @@ main.add_command(collect)
 main.add_command(profiles)
 
 
-@main.command()
+def _plants_explained() -> str:
+    from tracetools.demo.plant import CAUSES
+
+    lines = [f"  {cause:<16} {what}" for cause, what in CAUSES.items()]
+    return "\b\nWhat --plant does, by CAUSE:\n" + "\n".join(lines)
+
+
+@main.command(epilog=_plants_explained())
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to make; must be new or empty."
 )
@@ -116,8 +123,7 @@ main.add_command(profiles)
     "plants",
     metavar="CAUSE:MS",
     multiple=True,
-    help="A known fault of MS per step in the Ray half (or in the half that is alone), e.g. data_processing:40. CAUSE may be any of "
-    "data_processing, ray_submit, ray_transport, setup, forward, optimizer, straggler, late_collective, logging, gc.",
+    help="A known fault of MS per step in the Ray half (or in the half that is alone), e.g. data_processing:40. CAUSE: see below.",
 )
 @click.option(
     "--nemo-rl",

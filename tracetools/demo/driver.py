@@ -20,7 +20,7 @@ import ray
 import tracetools
 from tracetools.demo.data import Batch, build, documents, encode, pack
 from tracetools.demo.metrics import Line, MetricsLog, StepResult
-from tracetools.demo.plant import Plant, SlowArgument, sleep_for
+from tracetools.demo.plant import LargeArgument, Plant, sleep_for
 from tracetools.demo.settings import Options, Settings, read_options
 from tracetools.demo.worker import PolicyWorker
 
@@ -72,8 +72,8 @@ def _process(texts: list[str], settings: Settings, ranks: int) -> Batch:
 
 
 def _argument(shard: Batch, actor: int, plants: tuple[Plant, ...]) -> Any:
-    slow = actor == 0 and any(plant.cause == "ray_transport" for plant in plants)
-    return SlowArgument(shard, plants) if slow else shard
+    milliseconds = sum(plant.milliseconds for plant in plants if plant.cause == "ray_transport")
+    return LargeArgument(shard, milliseconds) if milliseconds and actor == 0 else shard
 
 
 def _agreed(results: list[StepResult], batch: Batch) -> StepResult:

@@ -1,16 +1,19 @@
 """A delay put into a half on purpose, to see whether the analysis finds it.
 
 In: `CAUSE:MILLISECONDS` from the command line. Out: a `Plant`, and the delay where the cause lives. Each takes its time the way the
-real fault would: most sleep in the region they are named for, `ray_transport` in the argument's deserialisation in the worker,
-`gc` in real collections of real garbage. Knows nothing of who measures it.
+real fault would: what waits for something else sleeps in the region it is named for; `forward` computes in Python between the
+model's modules; `ray_transport` is a large argument that the worker unpickles; `gc` is real collections of real garbage.
+Knows nothing of who measures it.
 """
 
 from __future__ import annotations
 
 import gc
+import pickle
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tracetools.errors import UsageError
@@ -18,13 +21,13 @@ from tracetools.errors import UsageError
 DRIVER_CAUSES = {  # in the Ray driver; in the plain half, where a rank does its own, in the rank
     "data_processing": "sleep in the driver's (or rank's) data processing",
     "ray_submit": "sleep in the driver while it submits",
-    "ray_transport": "the first actor's arguments take that long to deserialise",
+    "ray_transport": "a large argument of the first actor, which takes that long to unpickle",
     "logging": "sleep in the driver's (or rank's) logging",
 }
 RANK_CAUSES = {
     "setup": "sleep in every rank before the model runs",
-    "forward": "sleep between the operators of every forward pass: a launch-bound host",
-    "optimizer": "sleep in every rank's optimizer step",
+    "forward": "Python that computes between the modules of every rank's forward passes: a launch-bound host",
+    "optimizer": "sleep in every rank's optimizer step, before its operators",
     "straggler": "sleep in the forward passes of the last rank only",
     "late_collective": "the last rank enters the last all-reduce of the step that much later",
     "gc": "collections of real garbage in every rank's forward passes",
@@ -32,6 +35,7 @@ RANK_CAUSES = {
 CAUSES = {**DRIVER_CAUSES, **RANK_CAUSES}
 OF_RAY = ("ray_submit", "ray_transport")  # the plain half has none
 _GARBAGE = 2000  # cycles of one round: well below a millisecond
+_PAGE = 1000  # documents of one page of a large argument, which also takes well below a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +83,45 @@ def collect_garbage_for(plants: Iterable[Plant], share: float = 1.0) -> None:
                 gc.collect()
 
 
-@dataclass(frozen=True, slots=True)
-class SlowArgument:
-    """Wraps an argument whose deserialisation takes its time."""
+def compute_for(cause: str, plants: Iterable[Plant], share: float = 1.0) -> None:
+    """Keep this thread's Python busy for `share` of what the plants for this cause say."""
+    for plant in plants:
+        if plant.cause == cause:
+            until = time.perf_counter() + share * plant.milliseconds / 1e3
+            while time.perf_counter() < until:
+                pass
 
-    value: Any
-    plants: Sequence[Plant]
+
+class LargeArgument:
+    """Wraps an argument with many more, in pages that the receiver unpickles one by one as long as the plants say.
+
+    The pages are made once: sending them costs no more than their bytes.
+    """
+
+    def __init__(self, value: Any, milliseconds: float) -> None:
+        self.value = value
+        self.milliseconds = milliseconds
+        self.pages = _pages(max(1, round(milliseconds)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _deserialise, (self.value, tuple(self.plants))
+        return _unpickled, (self.value, self.milliseconds, self.pages)
 
 
-def _deserialise(value: Any, plants: Sequence[Plant]) -> Any:
-    sleep_for("ray_transport", plants)
+@cache
+def _pages(count: int) -> bytes:
+    return count * _page()
+
+
+@cache
+def _page() -> bytes:
+    return pickle.dumps([{"document": number, "lengths": (number, number + 1)} for number in range(_PAGE)])
+
+
+def _unpickled(value: Any, milliseconds: float, pages: bytes) -> Any:
+    until = time.perf_counter() + milliseconds / 1e3
+    size = len(_page())
+    at = 0
+    while time.perf_counter() < until:
+        pickle.loads(pages[at : at + size])
+        at = (at + size) % len(pages)
     return value

@@ -20,7 +20,7 @@ import numpy as np
 from tracetools import region
 from tracetools.demo.data import Batch
 from tracetools.demo.metrics import StepResult
-from tracetools.demo.plant import Plant, collect_garbage_for, sleep_for
+from tracetools.demo.plant import Plant, collect_garbage_for, compute_for, sleep_for
 from tracetools.demo.settings import Settings
 
 warnings.filterwarnings("ignore", module=r"megatron\..*")  # it says on import which optional libraries are not there
@@ -41,6 +41,12 @@ from megatron.core.transformer import TransformerConfig  # noqa: E402
 from tracetools.demo import shim  # noqa: E402
 
 Tensors = dict[str, Any]  # name -> torch.Tensor
+_LINEAR = (
+    "linear_qkv",
+    "linear_proj",
+    "linear_fc1",
+    "linear_fc2",
+)  # of each layer; each is called once per forward pass
 
 
 class Trainer:
@@ -55,6 +61,8 @@ class Trainer:
         self.model = _model(settings, self.device)
         self.optimizer = _optimizer(settings, self.model)
         self.forward_backward = get_forward_backward_func()
+        self._microbatches = 1
+        self._plant_in_forward()
         # what setting up left behind would otherwise be searched again by every full collection
         gc.collect()
         gc.freeze()
@@ -64,10 +72,11 @@ class Trainer:
         if any(plant.cause == "setup" for plant in self.plants):
             with region("setup"):
                 sleep_for("setup", self.plants)
+        self._microbatches = len(batch.tokens)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         reports = self.forward_backward(
-            forward_step_func=partial(_forward_step, device=self.device, delay=partial(self._delay, len(batch.tokens))),
+            forward_step_func=partial(_forward_step, device=self.device, delay=self._delay),
             data_iterator=_microbatches(batch),
             model=[self.model],
             num_microbatches=len(batch.tokens),
@@ -88,13 +97,24 @@ class Trainer:
     def _is_last(self) -> bool:
         return bool(self.rank == self.ranks - 1)
 
-    def _delay(self, microbatches: int) -> None:
-        """What is planted into the forward pass of one microbatch."""
-        share = 1 / microbatches
-        sleep_for("forward", self.plants, share)
+    def _delay(self) -> None:
+        """What is planted into the forward pass of one microbatch, before the model."""
+        share = 1 / self._microbatches
         collect_garbage_for(self.plants, share)
         if self._is_last:
             sleep_for("straggler", self.plants, share)
+
+    def _plant_in_forward(self) -> None:
+        """What is planted between the modules of the model."""
+        if not any(plant.cause == "forward" for plant in self.plants):
+            return
+        modules = [module for name, module in self.model.named_modules() if name.endswith(_LINEAR)]
+
+        def before(*_: Any) -> None:
+            compute_for("forward", self.plants, 1 / (self._microbatches * len(modules)))
+
+        for module in modules:
+            module.register_forward_pre_hook(before)
 
     def _optimizer_step(self) -> Any:
         if any(plant.cause == "optimizer" for plant in self.plants):
