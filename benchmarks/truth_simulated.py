@@ -13,7 +13,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,42 +21,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from simulator.job import run
 from simulator.program import Program, random_program
+from truth_rows import Rule, region, waterfall_by_cause
 
 from tracetools import analyze, compare, load_run
-from tracetools.diff_records import Diff, Row
 from tracetools.model import RunBreakdown
-from tracetools.verdict import label
 
 LEAST = 0.01  # of the step: errors are relative to the worth, or to this
 TARGET_MEDIAN, TARGET_95 = 0.02, 0.10
 
 
-def _region(*names: str) -> Callable[[Row], bool]:
-    return lambda row: row.region in names
-
-
 # The rows that are a cause's own. What one rank does is its own idle (or compute) time, and the others' wait for it.
-OWN: dict[str, Callable[[Row], bool]] = {
-    "data_processing": _region("data_processing"),
-    "ray_submit": _region("ray_submit"),
+OWN: dict[str, Rule] = {
+    "data_processing": region("data_processing"),
+    "ray_submit": region("ray_submit"),
     "ray_transport": lambda r: r.kind == "ray_transport" or (r.process == "driver" and r.region == "ray_wait"),
     "driver_gc": lambda r: r.region == "garbage_collection" and r.process == "driver",
-    "data_loading": _region("data_loading"),
-    "logging": _region("logging"),
-    "setup": _region("setup"),
-    "forward": _region("forward"),
-    "backward": _region("backward"),
-    "optimizer": _region("optimizer"),
-    "gc": _region("garbage_collection"),
+    "data_loading": region("data_loading"),
+    "logging": region("logging"),
+    "setup": region("setup"),
+    "forward": region("forward"),
+    "backward": region("backward"),
+    "optimizer": region("optimizer"),
+    "gc": region("garbage_collection"),
     "cuda_free": lambda r: r.kind == "sync" or (r.kind == "wait" and r.region == "optimizer"),
     "profiler_overhead": lambda r: (
         r.kind == "profiler_overhead" or (r.kind == "wait" and r.process == "peer" and r.region is None)
     ),
     "compute": lambda r: r.part == "compute" or r.kind == "wait_compute",
-    "straggler": _region("forward"),
+    "straggler": region("forward"),
     "slow_rank": lambda r: r.part == "compute" or r.kind == "wait_compute",
-    "late_collective": _region("metrics"),
-    "rank_gc": _region("garbage_collection"),
+    "late_collective": region("metrics"),
+    "rank_gc": region("garbage_collection"),
     "transfer": lambda r: r.kind in ("transfer", "wait_comm"),
 }
 REMOVABLE = (
@@ -114,23 +109,12 @@ def examine(seed: int, cause: str | None = None) -> Finding:
     diff = compare(a, b)
     own = OWN[cause]
     charged = sum(r.delta_ns for r in diff.waterfall if own(r))
-    leak, leak_ns = max(_others(diff, own).items(), key=lambda other: abs(other[1]))
+    leak, leak_ns = max(waterfall_by_cause(diff, own).items(), key=lambda other: abs(other[1]))
     removed = charge = None
     if cause in REMOVABLE:
         removed = slower - float(run(larger.having(cause, 0)).step_ns)
         charge = sum(r.b_ns for r in diff.waterfall if own(r))
     return Finding(seed, cause, amount, step, slower - step, charged, leak_ns, leak, removed, charge)
-
-
-def _others(diff: Diff, own: Callable[[Row], bool]) -> dict[str, int]:
-    """What the other rows have, by region: what one rank does there and another waits for is one cause."""
-    others: dict[str, int] = {}
-    for row in diff.waterfall:
-        if not own(row):
-            who = "driver" if row.process == "driver" else "rank"
-            name = f"{who}: {row.region}" if row.region else label(row)
-            others[name] = others.get(name, 0) + row.delta_ns
-    return others
 
 
 def _run(program: Program, folder: Path) -> tuple[RunBreakdown, float]:
