@@ -21,6 +21,7 @@ class Record:
         self._base = base_ns
         self._about = about
         self._events: list[str] = []
+        self.slices: list[tuple[str, int, int]] = []  # name, start, end of each, as they ended
 
     def host(self, name: str, category: str, tid: int, start: int, end: int, correlation: int = 0) -> None:
         args = f'"correlation":{correlation}' if correlation else ""
@@ -38,6 +39,7 @@ class Record:
         self._add(name, "overhead", -1, 0, start, end, "")
 
     def _add(self, name: str, category: str, pid: int, tid: int, start: int, end: int, args: str) -> None:
+        self.slices.append((name, start, end))
         self._events.append(
             f'{{"ph":"X","cat":"{category}","name":"{name}","pid":{pid},"tid":{tid},"ts":{_us(start - self._base)},'
             f'"dur":{_us(end - start)},"args":{{{args}}}}}'
