@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tracetools.demo import run as demo_run
 from tracetools.demo.data import PADDING_SEGMENT, build, documents, encode, pack
 from tracetools.demo.metrics import Line, read_metrics
-from tracetools.demo.plant import LargeArgument, Plant, parse_plant
+from tracetools.demo.plant import LargeArgument, Plant, due, parse_plant
 from tracetools.demo.run import metrics_file, run_demo
 from tracetools.demo.settings import Options, Settings, read_options
 from tracetools.errors import TracetoolsError, UsageError
@@ -116,6 +116,15 @@ def test_no_token_of_a_step_is_lost_and_both_ways_to_share_are_one(step: int) ->
 def test_a_plant_is_read_and_written() -> None:
     assert parse_plant("data_processing:40") == Plant("data_processing", 40.0)
     assert str(Plant("data_processing", 2.5)) == "data_processing:2.5"
+    assert parse_plant("gc:40@1/4") == Plant("gc", 40.0, 1, 4)
+    assert str(Plant("gc", 40.0, 1, 4)) == "gc:40@1/4"
+
+
+def test_a_plant_may_be_for_some_steps_only() -> None:
+    plants = (Plant("gc", 1.0), Plant("setup", 1.0, 1, 4))
+
+    assert [step for step in range(10) if plants[1] in due(plants, step)] == [1, 5, 9]
+    assert all(plants[0] in due(plants, step) for step in range(10))
 
 
 def test_an_unknown_plant_names_what_there_is() -> None:
@@ -143,14 +152,14 @@ def test_a_large_argument_takes_its_time_when_it_is_read() -> None:
     assert len(written) > 400_000  # 30 pages
 
 
-@pytest.mark.parametrize("amount", ["", ":", ":x", ":0", ":-4", ":inf", ":nan"])
+@pytest.mark.parametrize("amount", ["", ":", ":x", ":0", ":-4", ":inf", ":nan", ":4@", ":4@1", ":4@4/4", ":4@-1/4"])
 def test_a_plant_needs_a_sane_amount(amount: str) -> None:
     with pytest.raises(UsageError, match="above 0 and at most 10000 ms"):
         parse_plant(f"data_processing{amount}")
 
 
 def test_options_survive_the_command_line() -> None:
-    options = Options(12, 2, Path("m.jsonl"), (Plant("data_processing", 40.0),))
+    options = Options(12, 2, Path("m.jsonl"), (Plant("data_processing", 40.0), Plant("gc", 2.5, 1, 4)))
 
     assert read_options(options.arguments()) == options
 

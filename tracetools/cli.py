@@ -123,7 +123,8 @@ def _plants_explained() -> str:
     "plants",
     metavar="CAUSE:MS",
     multiple=True,
-    help="A known fault of MS per step in the Ray half (or in the half that is alone), e.g. data_processing:40. CAUSE: see below.",
+    help="A known fault of MS per step in the Ray half (or in the half that is alone), e.g. data_processing:40; "
+    "with @I/N behind it, in step I of every N only. CAUSE: see below.",
 )
 @click.option(
     "--nemo-rl",

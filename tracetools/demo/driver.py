@@ -20,7 +20,7 @@ import ray
 import tracetools
 from tracetools.demo.data import Batch, build, documents, encode, pack
 from tracetools.demo.metrics import Line, MetricsLog, StepResult
-from tracetools.demo.plant import LargeArgument, Plant, sleep_for
+from tracetools.demo.plant import LargeArgument, Plant, due, sleep_for
 from tracetools.demo.settings import Options, Settings, read_options
 from tracetools.demo.worker import PolicyWorker
 
@@ -42,24 +42,25 @@ def train(options: Options, settings: Settings, actors: list[Any]) -> None:
     dataset = [documents(settings, number) for number in range(options.steps)]
     with MetricsLog(options.metrics) as log:
         for number in range(options.steps):
+            plants = due(options.plants, number)
             with tracetools.step() as step:
                 started = time.perf_counter_ns()
                 with tracetools.region("data_processing"):
                     batch = _process(dataset[number], settings, options.ranks)
-                    sleep_for("data_processing", options.plants)
+                    sleep_for("data_processing", plants)
                 step.card(**batch.card())
                 with tracetools.region("sharding"):
                     shards = [batch.shard(rank, options.ranks) for rank in range(options.ranks)]
                 with tracetools.region("ray_submit"):
-                    sleep_for("ray_submit", options.plants)
-                    references = [ray.put(_argument(shard, i, options.plants)) for i, shard in enumerate(shards)]
+                    sleep_for("ray_submit", plants)
+                    references = [ray.put(_argument(shard, i, plants)) for i, shard in enumerate(shards)]
                     futures = [actor.train.remote(shard) for actor, shard in zip(actors, references, strict=True)]
                 with tracetools.region("ray_wait"):
                     results = ray.get(futures)
                 with tracetools.region("metrics"):
                     result = _agreed(results, batch)
                 with tracetools.region("logging"):
-                    sleep_for("logging", options.plants)
+                    sleep_for("logging", plants)
                     took = time.perf_counter_ns() - started
                     log.write(Line(number, result.loss, result.tokens, result.grad_norm, took))
 

@@ -1,8 +1,9 @@
 """A delay put into a half on purpose, to see whether the analysis finds it.
 
-In: `CAUSE:MILLISECONDS` from the command line. Out: a `Plant`, and the delay where the cause lives. Each takes its time the way the
-real fault would: what waits for something else sleeps in the region it is named for; `forward` computes in Python between the
-model's modules; `ray_transport` is a large argument that the worker unpickles; `gc` is real collections of real garbage.
+In: `CAUSE:MILLISECONDS` from the command line, with `@I/N` behind it for step I of every N steps only. Out: a `Plant`, and the
+delay where the cause lives. Each takes its time the way the real fault would: what waits for something else sleeps in the region
+it is named for; `forward` computes in Python between the model's modules; `ray_transport` is a large argument that the worker
+unpickles; `gc` is real collections of real garbage.
 Knows nothing of who measures it.
 """
 
@@ -40,27 +41,43 @@ _PAGE = 1000  # documents of one page of a large argument, which also takes well
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """`milliseconds` per step of `cause`, one of CAUSES."""
+    """`milliseconds` per step of `cause`, one of CAUSES, in the steps whose number is `first` modulo `every`."""
 
     cause: str
     milliseconds: float
+    first: int = 0
+    every: int = 1
 
     def __str__(self) -> str:
-        return f"{self.cause}:{self.milliseconds:g}"
+        steps = "" if self.every == 1 else f"@{self.first}/{self.every}"
+        return f"{self.cause}:{self.milliseconds:g}{steps}"
 
 
 def parse_plant(text: str) -> Plant:
-    """`data_processing:40` -> 40 ms per step. Raises UsageError that names what can be planted."""
-    cause, colon, amount = text.partition(":")
+    """`data_processing:40` -> 40 ms per step; `data_processing:40@1/4`: in steps 1, 5, 9, ... only.
+
+    Raises UsageError that names what can be planted, and how.
+    """
+    cause, colon, rest = text.partition(":")
     if cause not in CAUSES:
         raise UsageError(f"--plant {text}: there is no cause {cause!r} to plant. There is: {', '.join(CAUSES)}.")
+    amount, at, steps = rest.partition("@")
     try:
         milliseconds = float(amount) if colon else -1.0
+        first, every = (int(number) for number in steps.split("/")) if at else (0, 1)
     except ValueError:
-        milliseconds = -1.0
-    if not 0 < milliseconds <= 10_000:
-        raise UsageError(f"--plant {text}: write CAUSE:MILLISECONDS, above 0 and at most 10000 ms, e.g. {cause}:40.")
-    return Plant(cause, milliseconds)
+        milliseconds, first, every = -1.0, 0, 1
+    if not 0 < milliseconds <= 10_000 or not 0 <= first < every:
+        raise UsageError(
+            f"--plant {text}: write CAUSE:MILLISECONDS, above 0 and at most 10000 ms, e.g. {cause}:40; "
+            f"or, for step 1 of every 4 only, {cause}:40@1/4."
+        )
+    return Plant(cause, milliseconds, first, every)
+
+
+def due(plants: Iterable[Plant], step: int) -> tuple[Plant, ...]:
+    """Those that are for this step."""
+    return tuple(plant for plant in plants if step % plant.every == plant.first)
 
 
 def sleep_for(cause: str, plants: Iterable[Plant], share: float = 1.0) -> None:

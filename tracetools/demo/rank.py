@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import tracetools
 from tracetools.demo.data import Batch, build, documents, encode, pack
 from tracetools.demo.metrics import Line, MetricsLog
-from tracetools.demo.plant import sleep_for
+from tracetools.demo.plant import due, sleep_for
 from tracetools.demo.settings import Options, Settings, read_options
 
 
@@ -30,15 +30,16 @@ def train(options: Options, settings: Settings) -> None:
     with ExitStack() as opened:
         log = opened.enter_context(MetricsLog(options.metrics)) if trainer.rank == 0 else None
         for number in range(options.steps):
+            plants = due(options.plants, number)
             with tracetools.step() as step:
                 started = time.perf_counter_ns()
                 with tracetools.region("data_processing"):
                     batch = _my_batch(dataset[number], settings, trainer.rank, trainer.ranks)
-                    sleep_for("data_processing", options.plants)
+                    sleep_for("data_processing", plants)
                 step.card(**batch.card())
                 result = trainer.train_step(batch)
                 with tracetools.region("logging"):
-                    sleep_for("logging", options.plants)
+                    sleep_for("logging", plants)
                     if log is not None:
                         took = time.perf_counter_ns() - started
                         log.write(Line(number, result.loss, result.tokens, result.grad_norm, took))

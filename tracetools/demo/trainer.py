@@ -20,7 +20,7 @@ import numpy as np
 from tracetools import region
 from tracetools.demo.data import Batch
 from tracetools.demo.metrics import StepResult
-from tracetools.demo.plant import Plant, collect_garbage_for, compute_for, sleep_for
+from tracetools.demo.plant import Plant, collect_garbage_for, compute_for, due, sleep_for
 from tracetools.demo.settings import Settings
 
 warnings.filterwarnings("ignore", module=r"megatron\..*")  # it says on import which optional libraries are not there
@@ -54,7 +54,9 @@ class Trainer:
 
     def __init__(self, settings: Settings, plants: tuple[Plant, ...] = ()) -> None:
         self.settings = settings
-        self.plants = plants
+        self.planted = plants
+        self.plants = plants  # of them, those that are for this step
+        self._step = 0
         self.device = _start(settings.seed)
         self.rank = torch.distributed.get_rank()
         self.ranks = torch.distributed.get_world_size()
@@ -69,6 +71,8 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> StepResult:
         """Forward, backward, reduction and optimizer on this rank's bins, one bin per microbatch."""
+        self.plants = due(self.planted, self._step)
+        self._step += 1
         if any(plant.cause == "setup" for plant in self.plants):
             with region("setup"):
                 sleep_for("setup", self.plants)
@@ -106,7 +110,7 @@ class Trainer:
 
     def _plant_in_forward(self) -> None:
         """What is planted between the modules of the model."""
-        if not any(plant.cause == "forward" for plant in self.plants):
+        if not any(plant.cause == "forward" for plant in self.planted):
             return
         modules = [module for name, module in self.model.named_modules() if name.endswith(_LINEAR)]
 
