@@ -12,6 +12,7 @@ from tracetools.diff_records import Diff, Row
 from tracetools.verdict import label
 
 Rule = Callable[[Row], bool]
+COMPUTE = "compute"
 
 
 def region(*names: str) -> Rule:
@@ -30,7 +31,7 @@ def waterfall_by_cause(diff: Diff, but: Rule) -> dict[str, int]:
 
 def _cause(row: Row) -> str:
     if row.part == "compute" or row.kind == "wait_compute":
-        return "compute"
+        return COMPUTE
     if row.region is None:
         return label(row)
     return f"{'driver' if row.process == 'driver' else 'rank'}: {row.region}"

@@ -3,7 +3,7 @@
 In: `CAUSE:MILLISECONDS` from the command line, with `@I/N` behind it for step I of every N steps only. Out: a `Plant`, and the
 delay where the cause lives. Each takes its time the way the real fault would: what waits for something else sleeps in the region
 it is named for; `forward` computes in Python between the model's modules; `ray_transport` is a large argument that the worker
-unpickles; `gc` is real collections of real garbage.
+unpickles; `gc` is real collections.
 Knows nothing of who measures it.
 """
 
@@ -31,11 +31,11 @@ RANK_CAUSES = {
     "optimizer": "sleep in every rank's optimizer step, before its operators",
     "straggler": "sleep in the forward passes of the last rank only",
     "late_collective": "the last rank enters the last all-reduce of the step that much later",
-    "gc": "collections of real garbage in every rank's forward passes",
+    "gc": "Python's garbage collections in every rank's forward passes",
 }
 CAUSES = {**DRIVER_CAUSES, **RANK_CAUSES}
 OF_RAY = ("ray_submit", "ray_transport")  # the plain half has none
-_GARBAGE = 2000  # cycles of one round: well below a millisecond
+_LISTS = 150  # that refer to each other
 _PAGE = 1000  # documents of one page of a large argument, which also takes well below a millisecond
 
 
@@ -88,16 +88,26 @@ def sleep_for(cause: str, plants: Iterable[Plant], share: float = 1.0) -> None:
 
 
 def collect_garbage_for(plants: Iterable[Plant], share: float = 1.0) -> None:
-    """Make and collect garbage as long as the plants for `gc` say."""
+    """Have Python collect garbage as long as the plants for `gc` say: a little of it each time, among much that is in use."""
     for plant in plants:
         if plant.cause == "gc":
-            until = time.perf_counter() + share * plant.milliseconds / 1e3
-            while time.perf_counter() < until:
-                for _ in range(_GARBAGE):
-                    cycle: list[Any] = []
-                    cycle.append(cycle)
-                del cycle
+            in_use, left = _in_use(), share * plant.milliseconds / 1e3
+            while left > 0:
+                garbage: list[Any] = [in_use]
+                garbage.append(garbage)
+                del garbage
+                began = time.perf_counter()
                 gc.collect()
+                left -= time.perf_counter() - began
+
+
+@cache
+def _in_use() -> list[Any]:
+    """What every collection has to look through: some tenths of a millisecond."""
+    lists: list[Any] = [[] for _ in range(_LISTS)]
+    for each in lists:
+        each.extend(lists)
+    return lists
 
 
 def compute_for(cause: str, plants: Iterable[Plant], share: float = 1.0) -> None:
