@@ -188,7 +188,11 @@ def test_29_one_graph_launch_owns_five_kernels(corpus: Path) -> None:
     assert (process.coverage.linked_ns // US, process.coverage.unlinked_ns) == (60, 0)
     # 4 gaps of 2 inside the graph are latency; of 78-210 the host's part ends with launch 9 at 200
     # the graph's own gaps are those of the region that launched it
-    assert causes(process.steps[0]) == {(None, "host"): 122, ("graph_replay", "launch_latency"): 8, (None, "launch_latency"): 10}
+    assert causes(process.steps[0]) == {
+        (None, "host"): 122,
+        ("graph_replay", "launch_latency"): 8,
+        (None, "launch_latency"): 10,
+    }
 
 
 def test_30_lost_graph_replays_make_idle_an_upper_bound(corpus: Path) -> None:
