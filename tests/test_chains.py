@@ -93,7 +93,8 @@ def test_a_delay_of_long_ago_is_charged_not_what_the_late_rank_does_meanwhile(tm
 
 def test_a_collective_that_nobody_waits_for_does_not_bring_ranks_together(tmp_path: Path) -> None:
     # Rank 1 loads 30, then both compute 40. Half way each starts collective 1, which ends at 60, while rank 1 still computes: it is
-    # still 30 behind. Rank 0 waits 40-50 and 60-70 for it (50-60 is transfer): for `load`, not because it computes 60-70.
+    # still 30 behind. Rank 0 waits 40-50 and 60-70 for it: for `load`, not because it computes 60-70. The transfer 50-60 holds up nobody:
+    # rank 1 computes beside it, rank 0 would wait for rank 1 without it, too.
     first = [
         step(0, 0, 90), launch(0, 2), kernel("gemm", 0, 40, 2), call(5, 1), all_reduce(20, 60, 1), call(6, 3), all_reduce(60, 80, 3),
     ]  # fmt: skip
@@ -103,7 +104,8 @@ def test_a_collective_that_nobody_waits_for_does_not_bring_ranks_together(tmp_pa
     ]  # fmt: skip
     run = run_of(tmp_path / "run", first, second)
 
-    assert charged(run.processes[0].steps[0]) == {("peer", "load", "wait"): 20, (None, None, "transfer"): 20}
+    assert charged(run.processes[0].steps[0]) == {("peer", "load", "wait"): 30, (None, None, "transfer"): 10}
+    assert run.processes[0].steps[0].comm_wait_ns == (30 + 10) * US  # 20-50, of which 40-50 is exposed, and 60-70
 
 
 def test_what_the_late_rank_did_less_is_taken_off_in_proportion(tmp_path: Path) -> None:

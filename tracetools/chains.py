@@ -6,7 +6,8 @@ A rank that waits in a collective waits for the rank that entered it last, since
 on each spent its time on computing, on idle regions of its code or of its driver's, on other collectives. The last one came
 later by exactly what it spent more, less what it spent less, and that is what the wait is charged to: what it was doing while
 the other waited may be just what the other had done before. Where it waited more for a third rank, that one's share is in turn
-what the third rank was doing longer, to the end of the chain.
+what the third rank was doing longer, to the end of the chain. A transfer beside which the last rank computes is no reason to wait: on
+a rank that has nothing left to do meanwhile it is part of the wait.
 Knows nothing of how calls were paired or idle time was explained.
 """
 
@@ -60,7 +61,7 @@ class _Side:
 
 def comm_causes(found: Sequence[Explained], waiting: Waiting) -> list[list[tuple[Cause, ...]]]:
     """Per process, in the order of `found`, and per step: causes of its exposed communication, largest first."""
-    sides = [_side(f, waiting, p) for p, f in enumerate(found)]
+    sides = [_side(found, waiting, p) for p in range(len(found))]
     # process -> (step, process waited for) -> what is charged
     charged = [_charged(found, waiting, sides, p) for p in range(len(found))]
     for _ in found:
@@ -71,7 +72,8 @@ def comm_causes(found: Sequence[Explained], waiting: Waiting) -> list[list[tuple
 # ---------------------------------------------------------------- one process
 
 
-def _side(found: Explained, waiting: Waiting, process: int) -> _Side:
+def _side(everyone: Sequence[Explained], waiting: Waiting, process: int) -> _Side:
+    found = everyone[process]
     activity, edges = found.activity, found.steps.edges
     exposed = minus(activity.kernels, activity.compute)
     pieces = overlay(exposed, Timeline(edges, np.append(np.arange(len(edges) - 1), NONE)))
@@ -79,7 +81,7 @@ def _side(found: Explained, waiting: Waiting, process: int) -> _Side:
     spans, step = Spans(pieces.spans.start[inside], pieces.spans.end[inside]), pieces.value[inside]
     pieces = overlay(spans, presence(waiting.matched(process)))
     spans, step, paired = pieces.spans, step[pieces.parent], pieces.value != NONE
-    pieces = overlay(spans, _targets(waiting, process))
+    pieces = overlay(spans, _targets(everyone, waiting, process))
     spans, step, paired, target = pieces.spans, step[pieces.parent], paired[pieces.parent], pieces.value
     full = spans.end > spans.start
     waits = full & paired & (target != NONE)
@@ -98,13 +100,23 @@ def _side(found: Explained, waiting: Waiting, process: int) -> _Side:
     return _Side(mine, doing, tuple(rest))
 
 
-def _targets(waiting: Waiting, process: int) -> Timeline:
-    """Which process this one waits for at every instant; NONE: for nobody."""
+def _targets(found: Sequence[Explained], waiting: Waiting, process: int) -> Timeline:
+    """Which process this one waits for at every instant; NONE: for nobody.
+
+    Where the last rank computes beside the transfer, the transfer does not hold it up: it is this one that has nothing left to do.
+    """
     m = waiting.matches
     rows = np.flatnonzero((m.process == process) & (waiting.wait > 0))
     last = waiting.last_row[m.collective[rows]]
     target = np.where(last == NONE, _NOBODY, m.process[np.maximum(last, 0)])
     start, end = m.start[rows], m.start[rows] + waiting.wait[rows]
+    parts = [(start, end, target)]
+    for q in np.unique(target[target >= 0]).tolist():
+        mine = np.flatnonzero(target == q)
+        beside = overlay(Spans(end[mine], m.end[rows[mine]]), presence(found[q].activity.compute))
+        hit = (beside.value != NONE) & (beside.spans.end > beside.spans.start)
+        parts.append((beside.spans.start[hit], beside.spans.end[hit], np.full(int(hit.sum()), q)))
+    start, end, target = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((-end, start))
     return innermost(start[order], end[order], target[order])
 
