@@ -97,6 +97,7 @@ def test_one_rank_of_two(tmp_path: Path) -> None:
     assert (left_out["rank"], left_out["why"]) == (0, "rank 0 is not among the chosen ones")
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_ray_job(tmp_path: Path) -> None:
     """The driver and an actor that is called only now and then record the same steps."""
     pytest.importorskip("ray")

@@ -347,6 +347,7 @@ RAY_JOB = """
 """
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_ray_driver_and_its_actors(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     found = record(tmp_path, RAY_JOB, profile="ray")

@@ -264,7 +264,7 @@ def _logs(out: Path) -> tuple[list[Line], list[Line]]:
 
 
 @needs_stacks
-@pytest.mark.xdist_group("trained")
+@pytest.mark.xdist_group("ray")
 def test_both_halves_train_alike_to_the_last_bit(trained: Path) -> None:
     plain, ray = _logs(trained)
 
@@ -275,7 +275,7 @@ def test_both_halves_train_alike_to_the_last_bit(trained: Path) -> None:
 
 
 @needs_stacks
-@pytest.mark.xdist_group("trained")
+@pytest.mark.xdist_group("ray")
 def test_both_halves_record_the_same_work(trained: Path) -> None:
     plain, ray = (json.loads((trained / half / "run.json").read_text()) for half in ("megatron", "ray"))
 
@@ -301,7 +301,7 @@ def _sum(cards: list[dict[str, int]]) -> dict[str, int]:
 
 
 @needs_stacks
-@pytest.mark.xdist_group("trained")
+@pytest.mark.xdist_group("ray")
 def test_every_part_of_the_loops_is_in_the_traces(trained: Path) -> None:
     everywhere = {
         "forward_backward",
@@ -328,7 +328,7 @@ def test_every_part_of_the_loops_is_in_the_traces(trained: Path) -> None:
 
 
 @needs_stacks
-@pytest.mark.xdist_group("trained")
+@pytest.mark.xdist_group("ray")
 def test_nothing_is_left_behind(trained: Path) -> None:
     mark = str(trained).encode()
     alive = []

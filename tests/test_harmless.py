@@ -30,6 +30,7 @@ STEPS = 4
 EVERYTHING = ProfilerOptions(record_shapes=True, with_stack=True, profile_memory=True)
 
 
+@pytest.mark.xdist_group("ray")
 @needs_stacks
 @pytest.mark.parametrize(("half", "profile"), [("megatron", "megatron_lm"), ("ray", "ray")])
 def test_losses_are_the_same_to_the_last_bit(tmp_path: Path, half: str, profile: str) -> None:

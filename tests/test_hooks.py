@@ -639,6 +639,7 @@ ACTORS = """
 """
 
 
+@pytest.mark.xdist_group("ray")
 def test_methods_of_real_ray_actors(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     jobs = pytest.importorskip("jobs")

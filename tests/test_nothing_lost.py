@@ -116,6 +116,7 @@ RAY_LOOP = """
 """
 
 
+@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize(
     ("each", "recorded", "lost", "status"),
     [

@@ -41,6 +41,7 @@ def job(body: str, start: str = RAY_INIT, actor: str = ACTOR) -> str:
     return dedent(start) + dedent(actor) + dedent(body)
 
 
+@pytest.mark.xdist_group("ray")
 def test_late_actors_threads_and_other_interpreters(tmp_path: Path) -> None:
     """Every kind of actor records the steps that its driver records, by the driver's numbers."""
     python = tmp_path / "other-python"
@@ -85,6 +86,7 @@ def test_late_actors_threads_and_other_interpreters(tmp_path: Path) -> None:
     assert {p["ray"]["actor_class"] for p in run_json(found.folder)["processes"][1:]} == {"Worker", "Async"}
 
 
+@pytest.mark.xdist_group("ray")
 def test_roles_and_ranks(tmp_path: Path) -> None:
     body = """
         workers = [ray.remote(Worker).remote(r, 2) for r in range(2)]
@@ -102,6 +104,7 @@ def test_roles_and_ranks(tmp_path: Path) -> None:
     assert run_json(found.folder)["chosen"] == {"ranks": [1], "roles": ["policy"]}
 
 
+@pytest.mark.xdist_group("ray")
 def test_two_jobs_at_once_and_children_of_workers(tmp_path: Path) -> None:
     """Each worker follows its own driver, whose numbers differ; a worker's subprocess counts for itself."""
     child = """
@@ -203,6 +206,7 @@ HOOKED = """
 """
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_cluster_that_runs_already_and_a_hook_of_the_users(
     tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +231,7 @@ def test_a_cluster_that_runs_already_and_a_hook_of_the_users(
     assert markers(load_run(found.folder)) == {"driver": marks(2, 3), "policy 0": marks(2, 3)}
 
 
+@pytest.mark.xdist_group("ray")
 def test_rays_timeline_is_saved_on_the_clock_of_the_traces(tmp_path: Path) -> None:
     import gzip
     import json
