@@ -4,8 +4,7 @@ In: how many programs, from which seed. Out: on standard output, per cause: the 
 Two questions per program. `diff`: B is A with more of one cause; do the cause's rows in `diff` have the difference of the steps?
 `breakdown`: what would the step be without this cause at all; is that what the rows of `breakdown` charge to it? (Only where the cause
 is the only thing that is changed by taking it away: not for slower kernels and transfers, which keep their natural part.)
-Errors are relative to the true worth, but to at least 1 % of the step: below that `diff` itself speaks of no difference. Targets are for causes
-of idle time; device work is in the table beside them.
+Errors are relative to the true worth, but to at least 1 % of the step: below that `diff` itself speaks of no difference.
 """
 
 from __future__ import annotations
@@ -67,8 +66,6 @@ REMOVABLE = (
     "profiler_overhead",
 )
 
-# Device work is no cause of idle time. Where the host is the bottleneck, slower kernels are worth nothing: they fill what was idle, and
-# `diff` says both, more compute and less idle. Told, not judged.
 DEVICE = ("compute", "slow_rank", "transfer")
 
 
@@ -90,10 +87,6 @@ class Finding:
     @property
     def error(self) -> float:
         return abs(self.charged_ns - self.worth_ns) / max(abs(self.worth_ns), LEAST * self.step_ns)
-
-    @property
-    def leak_share(self) -> float:
-        return abs(self.leak_ns) / max(abs(self.worth_ns), LEAST * self.step_ns)
 
     @property
     def removed_error(self) -> float | None:
@@ -142,28 +135,25 @@ def summary(found: Sequence[Finding], show: int) -> bool:
     )
     for cause in dict.fromkeys(sorted(f.cause for f in found)):
         mine = [f for f in found if f.cause == cause]
-        worst = max(mine, key=lambda f: f.leak_share)
+        worst = max(mine, key=lambda f: abs(f.leak_ns) / max(f.worth_ns, LEAST * f.step_ns))
+        share = worst.leak_ns / max(worst.worth_ns, LEAST * worst.step_ns)
         removed = [f.removed_error for f in mine if f.removed_error is not None]
         print(
             f"{cause:<19}{len(mine):>9}{_percentiles([f.error for f in mine])}"
-            f"{_percentiles(removed) if removed else '       -       -'}   {worst.leak_share:>6.1%} {worst.leak} (seed {worst.seed})"
+            f"{_percentiles(removed) if removed else '       -       -'}   {share:>+7.1%} {worst.leak} (seed {worst.seed})"
         )
     host = [f for f in found if f.cause not in DEVICE]
-    for name, those in (("causes of idle", host), ("all", found)):
-        removed = [f.removed_error for f in those if f.removed_error is not None]
-        print(f"{name:<19}{len(those):>9}{_percentiles([f.error for f in those])}{_percentiles(removed)}")
-    worst = max(host, key=lambda f: f.leak_share if f.worth_ns >= LEAST * f.step_ns else 0.0)
-    right = sum(min(f.charged_ns, f.worth_ns) for f in host if f.worth_ns > 0)
-    planted = sum(f.worth_ns for f in host if f.worth_ns > 0)
-    print(
-        f"{right / planted:.2%} of what the causes are worth is charged to them; the largest wrong charge to one other cause, where a cause is "
-        f"worth {LEAST:.0%} of the step or more: {worst.leak_share:.1%} of its worth, {worst.leak} (seed {worst.seed}, {worst.cause})"
-    )
+    print(f"{'but device work':<19}{len(host):>9}{_percentiles([f.error for f in host])}")
+    errors = [f.error for f in found]
+    removed = [f.removed_error for f in found if f.removed_error is not None]
+    right = sum(min(f.charged_ns, f.worth_ns) for f in found if f.worth_ns > 0)
+    planted = sum(f.worth_ns for f in found if f.worth_ns > 0)
+    print(f"{'all':<19}{len(found):>9}{_percentiles(errors)}{_percentiles(removed)}")
+    print(f"{100 * right / planted:.2f} % of what the causes are worth is charged to them")
     for f in sorted(found, key=lambda f: -f.error)[:show]:
         print(
             f"  seed {f.seed} {f.cause}: planted {f.planted_ns}, worth {f.worth_ns:.0f}, charged {f.charged_ns}; {f.leak} {f.leak_ns:+}"
         )
-    errors = [f.error for f in host]
     return statistics.median(errors) <= TARGET_MEDIAN and _percentile(errors) <= TARGET_95
 
 
