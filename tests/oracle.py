@@ -225,7 +225,9 @@ class _Process:
         # Up to the start of L: host time, or `sync` inside a synchronising call. From L to K's start: launch latency,
         # or waiting on another stream where the trace shows it.
         if closing is None or call is None or at < call["ts"]:
-            kind = "sync" if self.synchronises(thread, at) else "host"
+            spoken_for = self.region(thread, at) is None
+            waits = self.synchronises(thread, at) or (spoken_for and self.synchronises(marker_thread, at))
+            kind = "sync" if waits else "host"
         else:
             kind = "dependency" if self.waits(self.work[closing]["args"]["stream"], at) else "launch_latency"
         # The innermost region active on T, after L the one in which T called it; where T has none, the thread that carries

@@ -132,6 +132,28 @@ def test_synchronising_calls_and_profiler_overhead(tmp_path: Path) -> None:
     }
 
 
+def test_a_wait_of_the_thread_that_speaks_for_a_silent_one_is_a_wait(tmp_path: Path) -> None:
+    # k2 is launched at 80 by autograd's thread (200), which has a region in 50-60 only; the main thread is in cudaFree 20-55
+    events = [
+        step(1, 0, 100),
+        launch(0, 1),
+        kernel("k1", 0, 10, 1),
+        region("loss", 10, 50),
+        x("cudaFree", "cuda_runtime", 20, 35),
+        op("autograd::engine::evaluate_function: MmBackward0", 50, 10, tid=200),
+        launch(80, 2, tid=200),
+        kernel("k2", 80, 20, 2),
+    ]
+    only = broken_down(tmp_path, events).steps[0]
+
+    assert causes(only) == {
+        ("loss", "host"): 10,
+        ("loss", "sync"): 30,  # 20-50: from 50 on autograd's thread speaks for itself
+        ("backward", "host"): 10,
+        (None, "host"): 20,
+    }
+
+
 def test_a_stream_that_waits_for_an_event_is_a_dependency(tmp_path: Path) -> None:
     wait = x("Stream Wait Event", "cuda_sync", 15, 10, pid=0, tid=7, device=0, stream=7)
     events = [launch(0, 1), kernel("k1", 0, 10, 1), launch(5, 2), wait, kernel("k2", 30, 5, 2)]

@@ -95,7 +95,7 @@ def explain(
     segments, step = segments.cut(Timeline(edges, np.append(np.arange(len(steps.steps)), NONE)))
     segments = replace(segments, step=step)
     segments = _regions_by_thread(segments, classified, steps)
-    segments = _synchronising(segments, classified, profile)
+    segments = _synchronising(segments, classified, profile, steps.markers.thread)
     segments = _waiting_for_events(segments, classified)
     segments = _overhead(segments, classified)
     segments = _outside_markers(segments, classified, steps, driver)
@@ -220,19 +220,27 @@ def _named(segments: Segments, line: Timeline) -> Segments:
     return _concat(before, late)
 
 
-def _synchronising(segments: Segments, classified: Classified, profile: StackProfile) -> Segments:
-    """Host time in which L's thread was inside a call that waits for the device."""
+def _synchronising(segments: Segments, classified: Classified, profile: StackProfile, main: int) -> Segments:
+    """Host time in which L's thread was inside a call that waits for the device, or the thread that speaks for it was."""
     ev = classified.trace.events
     is_sync = names_where(classified.trace, lambda n: any_match(profile.sync_calls, n))
     calls = np.flatnonzero(is_sync[ev.name] & np.isin(ev.category, (Category.RUNTIME, Category.CPU_OP)))
     if not len(calls) or not len(segments):
         return segments
+
+    def waits(thread: int) -> Timeline:
+        mine = calls[ev.thread[calls] == thread]
+        return presence(union(ev.start[mine], ev.end[mine]))
+
     parts: list[Segments] = []
-    for thread in np.unique(segments.thread):
-        mine = segments.take(segments.thread == thread)
-        on_thread = calls[ev.thread[calls] == thread]
-        mine, inside = mine.cut(presence(union(ev.start[on_thread], ev.end[on_thread])))
-        parts.append(replace(mine, kind=np.where((inside == 1) & (mine.kind == HOST), SYNC, mine.kind)))
+    for thread in np.unique(segments.thread).tolist():
+        mine, inside = segments.take(segments.thread == thread).cut(waits(thread))
+        mine = replace(mine, kind=np.where((inside == 1) & (mine.kind == HOST), SYNC, mine.kind))
+        if thread != main:
+            mine, inside = mine.cut(waits(main))
+            silent = value_at(classified.regions.timeline(thread), mine.start) == NONE
+            mine = replace(mine, kind=np.where((inside == 1) & silent & (mine.kind == HOST), SYNC, mine.kind))
+        parts.append(mine)
     return _concat(*parts)
 
 
