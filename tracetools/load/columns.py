@@ -47,7 +47,7 @@ CATEGORIES = {
     "overhead": Category.OVERHEAD,
 }
 _COMMUNICATES = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:")  # annotations of torch.distributed's backends
-_ON_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC)
+_ON_DEVICE = np.isin(np.arange(max(Category) + 1), (Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,9 @@ def make_columns(events: Sequence[Body]) -> Columns:
     thread_keys, thread = _intern(list(zip([e.pid for e in events], [e.tid for e in events], strict=True)))
     dim_texts, dims = _dims([a.dims for a in args])
     collectives, collective = _collectives(names, name, args)
-    on_device = np.flatnonzero(np.isin(category, _ON_DEVICE)).tolist()
+    on_device = np.flatnonzero(_ON_DEVICE[category]).tolist()
+    in_python = np.flatnonzero(category == Category.PYTHON_FUNCTION).tolist()
+    n = len(events)
     return Columns(
         name=name,
         category=category,
@@ -90,10 +92,10 @@ def make_columns(events: Sequence[Body]) -> Columns:
         external_id=_ids([a.external_id for a in args], 0, numbers),
         device=_device(events, on_device).astype(np.int32),
         stream=_stream(events, on_device),
-        size=_integers([a.bytes for a in args], -1),
+        size=_some(n, on_device, [args[row].bytes for row in on_device]),
         dims=dims,
-        python_id=_integers([a.python_id for a in args], -1),
-        python_parent=_integers([a.python_parent for a in args], -1),
+        python_id=_some(n, in_python, [args[row].python_id for row in in_python]),
+        python_parent=_some(n, in_python, [args[row].python_parent for row in in_python]),
         collective=collective,
         names=names,
         thread_keys=tuple((str(p), str(t)) for p, t in thread_keys),
@@ -207,6 +209,14 @@ def _device(events: Sequence[Body], on_device: Sequence[int]) -> Int64:
     """args.device of these rows, else the row's pid; -1 for all others."""
     mine = [events[row] for row in on_device]
     return _spread(len(events), on_device, [(e.args or NO_ARGS).device for e in mine], [e.pid for e in mine])
+
+
+def _some(n: int, rows: Sequence[int], values: Sequence[Any]) -> Int64:
+    """A column of n integers: -1 in all but these rows, and where the value is not one."""
+    column = np.full(n, -1, np.int64)
+    if rows:
+        column[np.array(rows, np.int64)] = _integers(values, -1)
+    return column
 
 
 def _spread(n: int, rows: Sequence[int], values: Sequence[Any], otherwise: Sequence[Any]) -> Int64:

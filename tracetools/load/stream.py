@@ -8,7 +8,6 @@ whatever place that shows: load.document reads it whole, and mends what can be m
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,19 @@ from typing import Any
 
 import msgspec
 
+try:  # three times as fast as zlib, same interface; there are processors that it is not built for
+    from isal.igzip_lib import IsalError as GzipError
+    from isal.isal_zlib import decompressobj
+except ImportError:
+    from zlib import decompressobj  # type: ignore[assignment]
+    from zlib import error as GzipError  # type: ignore[assignment]
+
 from tracetools.load.document import TOP_KEYS, collector_paused, strict
 from tracetools.load.records import Usual
 from tracetools.load.source import GZIP_MAGIC
 
-PIECE = 2 * 2**20  # bytes of text: large enough to cost nothing per piece, small enough for a processor's cache
-LONGEST_EVENT = 64 * PIECE
+PIECE = 2**20  # bytes of text: large enough to cost nothing per piece, small enough for a processor's cache
+LONGEST_EVENT = 128 * PIECE
 _START = re.compile(rb'[ \t\r\n]*(?:\[|\{(?:.{,65536}?)"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[)', re.DOTALL)
 # From one event to the next. Its quotes cannot stand inside a string, so this is no place within one.
 _BETWEEN = re.compile(rb'\}[ \t\r\n]*,[ \t\r\n]*\{[ \t\r\n]*"(?:ph|name|cat|pid|ts|args)"')
@@ -44,7 +50,7 @@ def each_piece(path: Path, take: Callable[[Piece], None]) -> dict[str, Any]:
     try:
         with collector_paused():
             return _each_piece(_texts(path), take)
-    except (OSError, zlib.error, msgspec.DecodeError) as error:
+    except (OSError, GzipError, msgspec.DecodeError) as error:  # type: ignore[misc]  # isal's stub types its class as a value
         raise NotUsual(str(error)) from error
 
 
@@ -97,7 +103,7 @@ def _texts(path: Path) -> Iterator[bytes]:
             return
         file.seek(0)
         packed = file.read()
-    member = zlib.decompressobj(wbits=31)
+    member = decompressobj(wbits=31)
     while not member.eof:
         text = member.decompress(packed, PIECE)
         packed = member.unconsumed_tail
